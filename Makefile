@@ -1,0 +1,83 @@
+# Every target sets up what it needs by itself: Python 3.11 or later, make and git are enough.
+# Choose another interpreter with `make PYTHON=/path/to/python test`.
+
+PYTHON ?=
+VENV   := .venv
+PY     := $(VENV)/bin/python
+# -qq: errors only.
+PIP    := $(PY) -m pip --disable-pip-version-check -qq
+
+# The benchmarks are the modules that can be run; the others are what they share.
+BENCHMARKS := $(basename $(notdir $(shell grep -ls '^if __name__ == "__main__"' benchmarks/*.py)))
+# One thread per worker: more would only compete for the same cores.
+PYTEST := OMP_NUM_THREADS=1 MKL_NUM_THREADS=1 $(PY) -m pytest -n 2 --dist worksteal
+
+.DEFAULT_GOAL := help
+.NOTPARALLEL:
+.PHONY: help test test-fast lint format demo bench clean distclean
+
+help: ## show this list
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' Makefile
+
+test: lint ## lint, type check and run all tests
+	$(PYTEST)
+
+test-fast: $(VENV)/dev.stamp ## run the tests that take a moment, without lint
+	$(PYTEST) -m "not slow"
+
+lint: $(VENV)/dev.stamp ## ruff (lint, format) and mypy, changing nothing
+	$(PY) -m ruff check .
+	$(PY) -m ruff format --check .
+	$(PY) -m mypy
+
+format: $(VENV)/dev.stamp ## format the code and mend what ruff can mend
+	$(PY) -m ruff check --fix-only .
+	$(PY) -m ruff format .
+
+demo: $(VENV)/demo.stamp ## run the demonstration
+	$(PY) examples/demo.py
+
+bench: $(addprefix bench-,$(BENCHMARKS)) ## run all benchmarks; one of them: make bench-<name>
+
+bench-%: $(VENV)/dev.stamp
+	$(PY) -m benchmarks.$*
+
+clean: ## remove caches and build products
+	rm -rf build dist src/*.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis lightning_logs
+	find . -name __pycache__ -not -path './$(VENV)/*' -prune -exec rm -rf {} +
+
+distclean: clean ## clean, and remove the virtual environment
+	rm -rf $(VENV)
+
+# What is installed is renewed when the declared dependencies or their pins change.
+$(VENV)/demo.stamp: pyproject.toml constraints.txt
+	$(call install,demo)
+	@touch $@
+
+$(VENV)/dev.stamp: pyproject.toml constraints.txt
+	$(call install,demo$(comma)dev)
+	@touch $(VENV)/demo.stamp $@
+
+comma := ,
+
+# $(call install,extras): the project with these extras, in an environment that is made if there is no working one.
+define install
+@$(PY) -m pip --version >/dev/null 2>&1 || { $(find_python); \
+	echo "Creating $(VENV) with $$python"; "$$python" -m venv --clear $(VENV); }
+@echo "Installing torch-anderson[$(1)] into $(VENV) (takes a minute or two)"
+@$(PIP) install -c constraints.txt setuptools
+@$(PIP) install -c constraints.txt --no-build-isolation -e '.[$(1)]'
+endef
+
+# Leaves the first candidate that runs and is recent enough in the shell variable `python`.
+define find_python
+python=; \
+for candidate in $(or $(PYTHON),python3.11 python3); do \
+	"$$candidate" -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && python="$$candidate" && break; \
+done; \
+if [ -z "$$python" ]; then \
+	echo "torch-anderson needs Python 3.11 or later; found: $$($(or $(PYTHON),python3) --version 2>&1 || true)" >&2; \
+	echo "Install it, or name one: make PYTHON=/path/to/python" >&2; \
+	exit 1; \
+fi
+endef

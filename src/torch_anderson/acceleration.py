@@ -1,0 +1,367 @@
+"""One accelerated step, stage by stage: parameters -> history -> least squares -> extrapolation -> safeguard."""
+
+import logging
+from collections import OrderedDict
+from collections.abc import Callable
+from dataclasses import replace
+from math import hypot, sqrt
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.optim import Optimizer
+
+from . import base_state, checkpoint, joint
+from .averaging import noise_projection
+from .evaluation import LossFn, evaluate
+from .options import Options
+from .parameters import Block, Layout, build_blocks, columns_of, refuse_sparse
+from .safeguard import MAX_GAIN, Decision, Jump, geometric_test, loss_test, residual_test
+from .stats import Acceleration, Pending, Stats
+
+logger = logging.getLogger("torch_anderson")
+
+
+class Accelerator:
+    """All that ``Anderson`` knows beyond its base optimizer. ``step`` is the algorithm."""
+
+    def __init__(self, base: Optimizer, options: Options):
+        self.base = base
+        self.options = options
+        self.stats = Stats()
+        self.hooks: OrderedDict[int, Callable[[Acceleration], None]] = OrderedDict()
+        self.enabled = True
+        self.next_loss_fn: LossFn | None = None
+        self.blocks: list[Block] = []
+        self.k = 0
+        self.pair_steps = 0  # base steps in the cycle under way
+        self.pending: Pending | None = None
+        self.snapshot = base_state.Snapshot()
+        self._layout: Layout | None = None
+        self.waiting: list[Tensor] | None = None  # parameters whose base state does not exist yet
+        self._versions: int | None = None
+        self._projection = noise_projection(max(options.average_window, 1), options.average_criterion)
+        self._proportional = not isinstance(base, base_state.NOT_PROPORTIONAL)
+        self._cyclic = options.residual == "cycle"
+        self._averages = options.average_window > 0 and not self._cyclic
+        self._cycle_mean = options.average_window > 1 and self._cyclic
+
+    # ------------------------------------------------------------------------------------------ the algorithm
+
+    def step(self, closure: Callable[[], Any] | None, loss_fn: LossFn | None) -> Any:
+        """One base step, then what Anderson acceleration makes of it."""
+        if not self.enabled or not self._has_learning_rate():
+            return self._plain_step(closure)
+        self._look_around()
+        k = self.k + 1
+        measured = self._begins_pair(k) and self._keep_iterates()
+        group_values = base_state.group_values(self.base) if self.pending else []
+        loss = self.base.step(closure)
+        if not self._moved(measured):
+            return loss
+        self.k = k
+        self._show()
+        if measured or self.pair_steps:
+            self._extend_pair()
+        if self.pending and not self._settle(self.pending, group_values):
+            return loss
+        residual_max = self._residual_max() if self._averages and measured else None
+        jumped = False
+        if self.pair_steps and self._ends_pair(k):
+            self._store()
+            jumped = k % self.options.period == 0 and self._extrapolate(loss_fn)
+        if residual_max is not None and not self.pending:
+            self._average(residual_max, restart=jumped and self.options.period > 1)
+        self._watch()
+        return loss
+
+    def _begins_pair(self, k: int) -> bool:
+        """Whether the weights before base step k have to be kept."""
+        if self._cyclic:
+            return (k - 1) % self.options.period == 0 and k - 1 >= self.options.warmup
+        return self._averages or self.pending is not None or self._ends_pair(k)
+
+    def _ends_pair(self, k: int) -> bool:
+        """Whether base step k completes a pair to store."""
+        o = self.options
+        if self._cyclic:
+            return self.pair_steps == o.period
+        return k > o.warmup and (k % o.store_period == 0 or k % o.period == 0)
+
+    def _has_learning_rate(self) -> bool:
+        return any(group.get("lr", 1.0) for group in self.base.param_groups)
+
+    def _plain_step(self, closure: Callable[[], Any] | None) -> Any:
+        loss = self.base.step(closure)
+        if self.enabled:  # all learning rates are 0: how distributed checkpoints make an optimizer allocate
+            self._show()
+        return loss
+
+    def _moved(self, measured: bool) -> bool:
+        """Whether the base step did anything (a cheap answer where the weights before it were not kept)."""
+        if measured:
+            return any(block.moved() for block in self.blocks)
+        return any(p.grad is not None for group in self.base.param_groups for p in group["params"])
+
+    # ---------------------------------------------------------------------------------------- measuring pairs
+
+    def _keep_iterates(self) -> bool:
+        """Copy the weights before a measured step; False if no parameter takes part."""
+        self.ensure_blocks()
+        self.pair_steps = 0
+        for block in self.blocks:
+            refuse_sparse(block.params)
+            block.keep_iterate()
+        return bool(self.blocks)
+
+    def _extend_pair(self) -> None:
+        """Count a base step in its pair: the only one, or one of a cycle, whose learning rates add up."""
+        averaged = self.pair_steps - (self.options.period - self.options.average_window)
+        for block in self.blocks:
+            rate = self._learning_rate(block) if self._proportional else 1.0
+            block.learning_rate = (
+                rate + block.learning_rate if self.pair_steps and self._proportional else rate
+            )
+            if self._cycle_mean and averaged >= 0:
+                block.add_displacement(first=averaged == 0)
+        self.pair_steps += 1
+
+    def _residual_max(self) -> Tensor:
+        largest = [block.residual_max() for block in self.blocks]
+        return torch.stack([x.to(largest[0].device) for x in largest]).amax()
+
+    def _store(self) -> None:
+        """Add the pair (iterate, residual) to the history."""
+        if not self._proportional:
+            self._restart_if_learning_rate_changed()
+        for block in self.blocks:
+            read = block.read_mean(self.options.average_window) if self._cycle_mean else block.read
+            block.history.store(block.iterate, read, block.learning_rate)
+        self.pair_steps = 0
+
+    def _restart_if_learning_rate_changed(self) -> None:
+        if any(block.stored_rate not in (None, self._learning_rate(block)) for block in self.blocks):
+            self._forget_pairs()
+        for block in self.blocks:
+            block.stored_rate = self._learning_rate(block)
+
+    def _learning_rate(self, block: Block) -> float:
+        return float(self.base.param_groups[block.group].get("lr", 1.0))
+
+    # ------------------------------------------------------------------------------------------ extrapolation
+
+    def _extrapolate(self, loss_fn: LossFn | None) -> bool:
+        """Jump to the accelerated weights if they pass; True if that is final."""
+        if self.blocks[0].history.pairs < 2:
+            return self._skip("short_history")
+        problem = joint.solve(self.blocks, self.options)
+        if problem is None:
+            self.reset_history()
+            return self._skip("nonfinite")
+        record = self._record(problem)
+        if cause := self._reason_to_skip(record, loss_fn):
+            return self._skip(cause, record)
+        self.stats.counts["attempted"] += 1
+        length, descent = joint.form_candidates(self.blocks, problem, self.options)
+        record = replace(record, step_ratio=length / record.residual_norm)
+        decision = geometric_test(
+            Jump(length, descent, problem.path),
+            max_jump=self.options.max_jump,
+            descent=self.options.safeguard == "descent",
+        )
+        if decision.accepted:
+            decision = self._write_candidates(loss_fn)
+        if decision.accepted and self.options.safeguard == "residual":
+            self.snapshot.take(self.base)
+            self.pending = Pending(problem.normalized_norm, record)
+            return False
+        self._conclude(decision, record)
+        return decision.accepted
+
+    def _record(self, problem: joint.Problem) -> Acceleration:
+        return Acceleration(
+            step=self.k,
+            residual_norm=problem.residual_norm,
+            predicted_residual_norm=problem.predicted_residual_norm,
+            rank=problem.rank,
+            history_len=self.blocks[0].history.rows,
+            coefficient_norm=hypot(*problem.coefficients.tolist()),
+            gram=problem.gram,
+        )
+
+    def _reason_to_skip(self, record: Acceleration, loss_fn: LossFn | None) -> str:
+        if record.residual_norm == 0:
+            return "converged"
+        if self.options.safeguard == "loss" and loss_fn is None:
+            return "no_loss"
+        if record.gain > MAX_GAIN:
+            return "no_gain"
+        return ""
+
+    def _write_candidates(self, loss_fn: LossFn | None) -> Decision:
+        """Set the weights to the candidate; go back if the loss is asked for and not lower there."""
+        if self.options.safeguard != "loss" or loss_fn is None:
+            self._write([block.iterate for block in self.blocks])
+            return Decision(True)
+        params = [p for block in self.blocks for p in block.params]
+        plain = [
+            block.keep_last_iterate() if self._cycle_mean else block.history.last_map for block in self.blocks
+        ]
+        before = evaluate(loss_fn, params)
+        self._write([block.iterate for block in self.blocks])
+        decision = loss_test(before, evaluate(loss_fn, params))
+        self.stats.counts["extra_evaluations"] += 2
+        if not decision.accepted:
+            self._write(plain)
+        return decision
+
+    def _write(self, vectors: list[Tensor]) -> None:
+        for block, vector in zip(self.blocks, vectors, strict=True):
+            block.write(vector)
+
+    # --------------------------------------------------------------------------------------------- decisions
+
+    def _settle(self, pending: Pending, group_values: list[dict[str, Any]]) -> bool:
+        """Decide on the pending jump, now that the residual after it is known; False takes the step back."""
+        self.pending = None
+        norm = sqrt(sum(block.normalized_residual_sq() for block in self.blocks))
+        decision = residual_test(pending.norm, norm)
+        self._conclude(decision, pending.record)
+        if self._averages:
+            points = [block.iterate if decision.accepted else block.history.last_map for block in self.blocks]
+            self._push(points, restart=decision.accepted and self.options.period > 1)
+        if not decision.accepted:
+            self._write([block.history.last_map for block in self.blocks])
+            self.snapshot.restore(self.base)
+            base_state.restore_group_values(self.base, group_values)
+            self._watch()
+        return decision.accepted
+
+    def _skip(self, cause: str, record: Acceleration | None = None) -> bool:
+        self.stats.counts[f"skipped_{cause}"] += 1
+        if record is not None:
+            self._tell(replace(record, cause=cause))
+        return False
+
+    def _conclude(self, decision: Decision, record: Acceleration) -> None:
+        self.stats.counts["accepted" if decision.accepted else f"rejected_{decision.cause}"] += 1
+        if decision.accepted and self.options.on_accept == "reset_momentum":
+            base_state.reset_momentum(self.base)
+        self._tell(replace(record, cause=decision.cause))
+
+    def _tell(self, record: Acceleration) -> None:
+        self.stats.latest = record
+        logger.debug("%s", record)
+        for hook in self.hooks.values():
+            hook(record)
+
+    # --------------------------------------------------------------------------------------- moving average
+
+    def _push(self, points: list[Tensor] | None, restart: bool) -> None:
+        """Add points (the present weights if None) to the windows."""
+        for i, block in enumerate(self.blocks):
+            assert block.window is not None
+            if restart:
+                block.window.clear()
+            block.window.push(block.read if points is None else columns_of(points[i]))
+
+    def _average(self, residual_max: Tensor, restart: bool) -> None:
+        """Push the present weights; replace them by the window's mean if it is full and noisy.
+
+        The choice is made on the device, so that no step waits for it.
+        """
+        self._push(None, restart)
+        windows = [block.window for block in self.blocks if block.window]
+        if not windows[0].full:
+            return
+        noise = torch.stack([window.noise(self._projection).to(residual_max) for window in windows]).amax()
+        noisy = noise > self.options.average_tolerance * residual_max
+        for block, window in zip(self.blocks, windows, strict=True):
+            for a, b in block.chunks():
+                torch.where(
+                    noisy.to(block.device), window.mean(a, b), window.newest[a:b], out=block.iterate[a:b]
+                )
+            block.write(block.iterate)
+
+    # --------------------------------------------------------------------------------------------- lifecycle
+
+    def reset_history(self) -> None:
+        """Forget pairs, averages, a pending jump and a cycle under way; the weights stay."""
+        self.cancel()
+        self._forget_pairs()
+
+    def _forget_pairs(self) -> None:
+        for block in self.blocks:
+            block.reset()
+        self.stats.counts["restarts"] += 1
+
+    def cancel(self) -> None:
+        """Drop what does not survive weights that come from elsewhere."""
+        if self.pending:
+            self._conclude(Decision(False, "outside_write"), self.pending.record)
+        self.pending = None
+        self.pair_steps = 0
+        for block in self.blocks:
+            if block.window:
+                block.window.clear()
+
+    def _watch(self) -> None:
+        """Remember the parameters' versions while something depends on nobody else writing to them."""
+        open_cycle = self._cyclic and self.pair_steps
+        self._versions = self._version() if self.pending or self._averages or open_cycle else None
+
+    def _version(self) -> int:
+        return sum(p._version for block in self.blocks for p in block.params)
+
+    def _look_around(self) -> None:
+        """Before a step: has anybody written to the parameters, or given them gradients we cannot read?"""
+        if self.waiting is None:
+            refuse_sparse(p for group in self.base.param_groups for p in group["params"])
+        if self._versions is not None and self._versions != self._version():
+            self.cancel()
+        if not self._cyclic:
+            self.pair_steps = 0
+
+    def ensure_blocks(self) -> None:
+        """(Re)build the blocks when parameters came, went, were frozen, moved, or got another state from outside.
+
+        Histories of the same parameters are taken along; otherwise they start anew.
+        """
+        known, now = self._layout, Layout.of(self.base.param_groups)
+        if now == known and (self.waiting is None or checkpoint.in_place(self)):
+            return
+        if known is not None and now.members == known.members and now.places != known.places:
+            self.publish()
+        elif known is not None:
+            self.reset_history()
+            checkpoint.withdraw(self.base)
+        self.blocks = build_blocks(
+            self.base.param_groups, history_size=self.options.history_size, window=self.options.window_rows
+        )
+        checkpoint.adopt(self)
+        self._layout, self.waiting = now, None
+        self.stats.history_bytes = sum(block.bytes for block in self.blocks)
+
+    def start_over(self) -> None:
+        """Begin again with what the base's state holds, after a checkpoint was loaded into it."""
+        kept = self.hooks, self.enabled
+        self.__init__(self.base, self.options)  # type: ignore[misc]
+        self.hooks, self.enabled = kept
+        self.ensure_blocks()
+
+    def take_loss_fn(self) -> LossFn | None:
+        """The function given ahead of the step, once."""
+        loss_fn, self.next_loss_fn = self.next_loss_fn, None
+        return loss_fn
+
+    def publish(self) -> None:
+        """Bring the entries in the base's state up to date."""
+        if self.options.safeguard == "residual" and not self.pending:
+            self.snapshot.take(self.base)
+        self.waiting = checkpoint.publish(self)
+
+    def _show(self) -> None:
+        """Make the memory part of the base's state as soon as the base has made its own."""
+        if self.waiting is None or any(p.grad is not None for p in self.waiting):
+            self.ensure_blocks()
+            self.publish()

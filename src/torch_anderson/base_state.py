@@ -1,0 +1,95 @@
+"""The wrapped optimizer's own state: going back to it, and forgetting its momentum."""
+
+import logging
+from collections.abc import MutableMapping
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.optim import Optimizer
+
+logger = logging.getLogger("torch_anderson")
+
+PREFIX = "anderson_"
+"""Begins the name of every entry that we keep beside the base's own in its state."""
+
+FIRST_MOMENTS = ("momentum_buffer", "exp_avg")
+
+NOT_PROPORTIONAL = (torch.optim.Rprop, torch.optim.LBFGS, torch.optim.ASGD, torch.optim.Adafactor)
+"""Optimizers whose step is not proportional to the learning rate."""
+
+State = MutableMapping[Any, Any]
+
+
+def own_entries(state: State) -> dict[str, Any]:
+    """The base's entries for one parameter, without ours."""
+    return {key: value for key, value in state.items() if not str(key).startswith(PREFIX)}
+
+
+class Snapshot:
+    """A copy of the base's state in buffers that are used again, and of the values of its groups."""
+
+    def __init__(self) -> None:
+        self.state: dict[Any, Any] = {}
+
+    def take(self, base: Optimizer) -> None:
+        """Copy the state. Entries absent now are absent in the copy, and vanish on ``restore``."""
+        old, self.state = self.state, {}
+        for key, entries in base.state.items():
+            if isinstance(entries, dict):
+                buffers = old.get(key, {})
+                own = own_entries(entries)
+                self.state[key] = {name: _copied(value, buffers.get(name)) for name, value in own.items()}
+            else:
+                self.state[key] = _copied(entries, None)
+
+    def restore(self, base: Optimizer) -> None:
+        """Put the state back, in place where the tensors are still there."""
+        for key, entries in list(base.state.items()):
+            saved = self.state.get(key, {})
+            if not isinstance(entries, dict):
+                base.state[key] = _copied(saved, None)
+                continue
+            for name in own_entries(entries):
+                if name not in saved:
+                    del entries[name]
+            for name, value in saved.items():
+                entries[name] = _copied(value, entries.get(name))
+
+
+def _copied(value: Any, buffer: Any) -> Any:
+    """A copy of nested containers of tensors, in ``buffer``'s memory where it fits."""
+    if isinstance(value, Tensor):
+        fits = isinstance(buffer, Tensor) and buffer.shape == value.shape and buffer.dtype == value.dtype
+        if fits and buffer.device == value.device and buffer is not value:
+            return buffer.copy_(value)
+        return value.detach().clone()
+    if isinstance(value, dict):
+        return {name: _copied(item, None) for name, item in value.items()}
+    if isinstance(value, list):
+        return [_copied(item, None) for item in value]
+    return value
+
+
+def group_values(base: Optimizer) -> list[dict[str, Any]]:
+    """The groups' entries as they are now: some optimizers count their steps there."""
+    return [dict(group) for group in base.param_groups]
+
+
+def restore_group_values(base: Optimizer, values: list[dict[str, Any]]) -> None:
+    """Undo what the base's step wrote into its groups."""
+    for group, saved in zip(base.param_groups, values, strict=True):
+        group.update(saved)
+
+
+def reset_momentum(base: Optimizer) -> None:
+    """Zero the first moments; step counts and second moments stay."""
+    known = False
+    for entries in base.state.values():
+        for name in FIRST_MOMENTS:
+            if isinstance(entries.get(name), Tensor):
+                entries[name].zero_()
+                known = True
+    if not known and not getattr(base, "_anderson_told_no_momentum", False):
+        base._anderson_told_no_momentum = True  # type: ignore[attr-defined]
+        logger.info("on_accept='reset_momentum': %s keeps no momentum that we know of", type(base).__name__)

@@ -1,0 +1,203 @@
+"""Where the acceleration's memory lives in the optimizer's state, so that every checkpoint tool carries it.
+
+Each parameter's state gets entries named ``anderson_...`` beside the base's own: tensors shaped like the
+parameter (with a leading dimension for rows), which are views of the flat buffers, and small float64 tensors
+with the rest, repeated for every parameter. Distributed checkpoints keep nothing else: top-level keys, strings
+and lists would be lost.
+"""
+
+from collections.abc import Iterator, Sequence
+from itertools import chain, islice
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+from torch.optim import Optimizer
+
+from .base_state import PREFIX
+from .options import Options
+from .parameters import Block, Group, shaped_like
+from .stats import COUNTS, Pending
+
+if TYPE_CHECKING:
+    from .acceleration import Accelerator
+
+BASE_PREFIX = PREFIX + "base_"
+Entries = dict[Any, dict[str, Any]]
+
+
+def entries(block: Block) -> Iterator[tuple[Tensor, dict[str, Tensor]]]:
+    """(parameter, its views of the block's vectors by name)."""
+    history = block.history
+    vectors = {
+        "map_diffs": history.map_diffs,
+        "residual_diffs": history.residual_diffs,
+        "last_map": history.last_map,
+        "last_residual": history.last_residual,
+        "iterate": block.iterate,
+    }
+    if block.window is not None:
+        vectors["window"] = block.window.points
+    for param, start, stop in zip(block.params, block.offsets, block.offsets[1:], strict=False):
+        yield (
+            param,
+            {PREFIX + name: shaped_like(rows[..., start:stop], param) for name, rows in vectors.items()},
+        )
+
+
+def publish(run: "Accelerator") -> list[Tensor]:
+    """Put the entries into the base's state; returns the parameters that have to wait.
+
+    A parameter whose base state is still to be made must wait: several optimizers make it only where they find
+    none at all.
+    """
+    waiting = []
+    for block in run.blocks:
+        numbers = _numbers(run, block)
+        for param, views in entries(block):
+            if param.grad is None and not run.base.state.get(param):
+                waiting.append(param)
+                continue
+            state = run.base.state[param]
+            for name in _names(state, BASE_PREFIX):
+                del state[name]
+            state.update(views)
+            state.update(
+                {BASE_PREFIX + name: value for name, value in run.snapshot.state.get(param, {}).items()}
+            )
+            state[PREFIX + "path_sq"] = block.history.path_sq
+            state[PREFIX + "numbers"] = numbers
+    return waiting
+
+
+def withdraw(base: Optimizer) -> None:
+    """Take all entries out of the base's state."""
+    for state in base.state.values():
+        for name in _names(state, PREFIX):
+            del state[name]
+
+
+def in_place(run: "Accelerator") -> bool:
+    """Whether the base's state still holds the entries that were put there."""
+    if not run.blocks or run.waiting:
+        return True
+    block = run.blocks[0]
+    return run.base.state.get(block.params[0], {}).get(PREFIX + "path_sq") is block.history.path_sq
+
+
+def _names(state: Any, prefix: str) -> list[str]:
+    return [name for name in state if str(name).startswith(prefix)] if isinstance(state, dict) else []
+
+
+def adopt(run: "Accelerator") -> None:
+    """Take over the entries found in the base's state: from a checkpoint, a copy, or another device.
+
+    A parameter without entries has had no gradient so far: its rows are zero and its map is where it stands.
+    """
+    known = [block for block in run.blocks if _adopt_block(run, block)]
+    for block in run.blocks if known else []:
+        if block not in known:
+            block.take_progress(known[0])
+
+
+def _adopt_block(run: "Accelerator", block: Block) -> bool:
+    found = False
+    for param, views in entries(block):
+        state = run.base.state.get(param, {})
+        if not all(name in state and state[name].shape == view.shape for name, view in views.items()):
+            views[PREFIX + "last_map"].copy_(_real(param))
+            continue
+        for name, view in views.items():
+            view.copy_(state[name])
+        saved = {name.removeprefix(BASE_PREFIX): state[name] for name in _names(state, BASE_PREFIX)}
+        if saved:
+            run.snapshot.state[param] = saved
+        if not found:
+            block.history.path_sq.copy_(state[PREFIX + "path_sq"])
+            _set_numbers(run, block, state[PREFIX + "numbers"].tolist())
+        found = True
+    return found
+
+
+def split(state_dict: dict[str, Any]) -> tuple[dict[str, Any], Entries]:
+    """The base's part of a checkpoint, and ours by parameter. Nothing in ``state_dict`` is changed."""
+    base_state, ours = {}, {}
+    for key, state in state_dict["state"].items():
+        if isinstance(state, dict):
+            ours[key] = {name: value for name, value in state.items() if str(name).startswith(PREFIX)}
+            state = {name: value for name, value in state.items() if name not in ours[key]}
+        if state or not ours.get(key):
+            base_state[key] = state
+    return {**state_dict, "state": base_state}, {key: found for key, found in ours.items() if found}
+
+
+def check(ours: Entries, groups: Sequence[Group], saved_groups: Sequence[Group], options: Options) -> None:
+    """Raise if a checkpoint's entries do not fit the parameters or the options."""
+    params = _by_key(groups, saved_groups)
+    for key, found in ours.items():
+        shape = _real(params[key]).shape if key in params else None
+        last_map = found.get(PREFIX + "last_map")
+        if last_map is None or last_map.shape != shape:
+            there = "none" if last_map is None else str(tuple(last_map.shape))
+            here = "none" if shape is None else str(tuple(shape))
+            raise ValueError(
+                f"The checkpoint is of another model: parameter {key} has shape {there} there, {here} here."
+            )
+        _check_rows(found, "map_diffs", "history_size", options.history_size)
+        _check_rows(found, "window", "average_window", options.window_rows)
+
+
+def _check_rows(found: dict[str, Any], name: str, option: str, expected: int) -> None:
+    have = len(found[PREFIX + name]) if PREFIX + name in found else 0
+    if have != expected:
+        raise ValueError(
+            f"The checkpoint was made with another {option}: it has {have} rows of {name}, this optimizer {expected}. "
+            "Build Anderson with the options of the checkpoint."
+        )
+
+
+def insert(base: Optimizer, ours: Entries, saved_groups: Sequence[Group]) -> None:
+    """Put our part of a checkpoint into the base's state, from where ``adopt`` takes it."""
+    params = _by_key(base.param_groups, saved_groups)
+    withdraw(base)
+    for key, found in ours.items():
+        base.state[params[key]].update(found)
+
+
+def _by_key(groups: Sequence[Group], saved_groups: Sequence[Group]) -> dict[Any, Tensor]:
+    saved = [key for group in saved_groups for key in group["params"]]
+    return dict(zip(saved, (param for group in groups for param in group["params"]), strict=False))
+
+
+def _real(param: Tensor) -> Tensor:
+    return torch.view_as_real(param.detach()) if param.is_complex() else param.detach()
+
+
+def _numbers(run: "Accelerator", block: Block) -> Tensor:
+    """All that is not a vector, as one float64 vector: counters, the pending record, learning rates."""
+    rates = block.history.learning_rates
+    pending = Pending.as_numbers(run.pending)
+    counts = [run.stats.counts[name] for name in COUNTS]
+    pair = [block.learning_rate, -1.0 if block.stored_rate is None else block.stored_rate]
+    padding = [-1.0] * (block.history.size + 1 - len(rates))
+    history, window = block.history, block.window
+    progress = [run.k, run.pair_steps, history.pairs, history.fresh, window.count if window else 0]
+    system = [*chain.from_iterable(block.system.gram), *block.system.rhs]
+    return torch.tensor([*progress, *pending, *counts, *pair, *rates, *padding, *system], dtype=torch.float64)
+
+
+def _set_numbers(run: "Accelerator", block: Block, numbers: Sequence[float]) -> None:
+    """The inverse of ``_numbers``."""
+    rest = iter(numbers)
+    history, m = block.history, block.history.size
+    run.k, run.pair_steps, history.pairs, history.fresh, window_count = (int(x) for x in islice(rest, 5))
+    if block.window:
+        block.window.count = window_count
+    run.pending = Pending.from_numbers(list(islice(rest, Pending.LENGTH)))
+    run.stats.counts.clear()
+    run.stats.counts.update(dict(zip(COUNTS, map(int, islice(rest, len(COUNTS))), strict=True)))
+    block.learning_rate, stored_rate = islice(rest, 2)
+    block.stored_rate = None if stored_rate < 0 else stored_rate
+    history.learning_rates = list(islice(rest, m + 1))[: min(history.pairs, m + 1)]
+    block.system.gram = [list(islice(rest, m)) for _ in range(m)]
+    block.system.rhs = list(islice(rest, m))

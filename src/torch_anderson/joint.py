@@ -1,0 +1,138 @@
+"""The one least-squares problem over all blocks: solving it, and forming the candidate."""
+
+from collections.abc import Sequence
+from itertools import islice
+from math import fsum, isfinite, nan, sqrt
+from operator import add, mul
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from .extrapolation import correction, mixing_weights
+from .history import columns
+from .least_squares import Coefficients, solve_gram, solve_qr
+from .options import Options
+from .parameters import Block
+
+
+class Problem(NamedTuple):
+    """The joint problem, solved."""
+
+    coefficients: Tensor
+    """g, in the order of the slots."""
+    rank: int
+    """Columns in use."""
+    residual_norm: float
+    """|r|"""
+    predicted_residual_norm: float
+    """|r - R g|"""
+    normalized_norm: float
+    """|r / lr|"""
+    path: float
+    """Length of the path through the stored iterates."""
+    gram: list[list[float]]
+    """Lower triangle of R'R up to a factor, newest column first."""
+
+
+def solve(blocks: Sequence[Block], options: Options) -> Problem | None:
+    """Add up the blocks' systems, each at its present learning rate, and solve; None if a number is not finite.
+
+    Rates are relative to the largest, so that the system of a single block is taken as it is.
+    """
+    largest = max(block.learning_rate for block in blocks) or 1.0
+    weights = [(block.learning_rate / largest) ** 2 for block in blocks]
+    squares, path = _update_systems(blocks)
+    residual_sq = sum(map(mul, weights, squares))
+    newest_first = blocks[0].history.newest_first
+    gram, rhs = _weighted_sum([block.system.ordered(newest_first) for block in blocks], weights)
+    if not isfinite(residual_sq + path + sum(map(sum, gram)) + sum(rhs)):
+        return None
+    if options.solver == "gram":
+        found = solve_gram(gram, rhs, options.regularization)
+    else:
+        found = _solve_qr(blocks, largest, options.regularization)
+    coefficients = [0.0] * options.history_size
+    for slot, value in zip(newest_first, found.values, strict=True):
+        coefficients[slot] = value
+    return Problem(
+        coefficients=torch.tensor(coefficients, dtype=torch.float64),
+        rank=found.rank,
+        residual_norm=largest * sqrt(residual_sq),
+        predicted_residual_norm=largest * sqrt(max(residual_sq - found.fitted_sq, 0.0)),
+        normalized_norm=sqrt(sum(squares)),
+        path=path,
+        gram=gram,
+    )
+
+
+def _update_systems(blocks: Sequence[Block]) -> tuple[list[float], float]:
+    """Bring the blocks' systems up to date, with one copy of all numbers from the device. Returns |r / lr|^2 of
+    each block and the length of the path."""
+    m, fresh = blocks[0].history.size, blocks[0].history.newest_first[: blocks[0].history.fresh]
+    parts = []
+    for block in blocks:
+        history = block.history
+        parts += [history.products(fresh).view(-1), history.residual_sq().view(1), history.path_sq]
+        history.fresh = 0
+    numbers = iter(torch.cat([part.to(parts[0].device) for part in parts]).tolist())
+    squares, path_sq = [], [0.0] * m
+    for block in blocks:
+        block.system.update(fresh, [list(islice(numbers, len(fresh))) for _ in range(m + 1)])
+        squares += islice(numbers, 1)
+        path_sq = list(map(add, path_sq, islice(numbers, m)))
+    return squares, sum(map(sqrt, path_sq))
+
+
+def _weighted_sum(
+    systems: Sequence[tuple[list[list[float]], list[float]]], weights: Sequence[float]
+) -> tuple[list[list[float]], list[float]]:
+    if len(systems) == 1:
+        return systems[0]
+    grams, sides = zip(*systems, strict=True)
+    gram = [
+        [sum(map(mul, weights, entries)) for entries in zip(*rows, strict=True)]
+        for rows in zip(*grams, strict=True)
+    ]
+    return gram, [sum(map(mul, weights, entries)) for entries in zip(*sides, strict=True)]
+
+
+def _solve_qr(blocks: Sequence[Block], largest: float, regularization: float) -> Coefficients:
+    newest_first = blocks[0].history.newest_first
+    rows, residuals = [], []
+    for block in blocks:
+        history, rate = block.history, block.learning_rate / largest
+        rows.append((history.residual_diffs[newest_first].double() * rate).to(blocks[0].device))
+        residuals.append((history.last_residual.double() * rate).to(blocks[0].device))
+    return solve_qr(torch.cat(rows, dim=1).T, torch.cat(residuals), regularization)
+
+
+def form_candidates(blocks: Sequence[Block], problem: Problem, options: Options) -> tuple[float, float]:
+    """Put the candidate u - e into each ``iterate``, whose weights are not needed any more.
+
+    Returns the length of the jump r - e, and its inner product with r.
+    """
+    e_times_r = e_sq = 0.0
+    for block in blocks:
+        history = block.history
+        weights = mixing_weights(
+            problem.coefficients,
+            newest_first=history.newest_first,
+            learning_rates=history.learning_rates,
+            mixing=options.mixing,
+            relaxation=options.relaxation,
+        ).to(block.iterate)
+        products = []
+        for a, b in block.chunks():
+            last_r = columns(history.last_residual, a, b)
+            e = correction(
+                weights, columns(history.map_diffs, a, b), columns(history.residual_diffs, a, b), last_r
+            )
+            torch.sub(columns(history.last_map, a, b), e, out=columns(block.iterate, a, b))
+            products += [torch.dot(e, last_r), torch.dot(e, e)]
+        numbers = torch.stack(products).tolist()
+        e_times_r += block.learning_rate * fsum(numbers[::2])
+        e_sq += fsum(numbers[1::2])
+    r_sq = problem.residual_norm**2
+    length_sq = r_sq - 2 * e_times_r + e_sq
+    return sqrt(max(length_sq, 0.0)) if isfinite(length_sq) else nan, r_sq - e_times_r

@@ -1,0 +1,309 @@
+"""``Anderson``: an optimizer that accelerates another one."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch.optim import Optimizer
+from torch.utils.hooks import RemovableHandle
+
+from . import checkpoint
+from .acceleration import Accelerator
+from .evaluation import LossFn
+from .options import Options
+from .parameters import accelerated, flat_view
+from .stats import Acceleration, Stats
+
+FORWARDED = frozenset({"train", "eval", "consolidate_state_dict"})
+
+
+class Anderson(Optimizer):
+    r"""Alternating Anderson acceleration of any first-order optimizer, with moving average and safeguard.
+
+    One base step is taken as one evaluation of a fixed-point map, :math:`w \to u = w + r`. Every ``period`` steps
+    the last residuals are combined so that a linear model of the map would leave the least of them,
+    :math:`g = \arg\min \lVert r - R g \rVert`, and the weights jump to :math:`w + \beta (r - (W + R) g)`.
+
+    Args:
+        base: the optimizer that makes the steps.
+        history_size: m, most columns of R.
+        period: p, base steps between two accelerations.
+        store_period: q, base steps between two stored pairs; an accelerating step always stores.
+        relaxation: beta, how far to go towards the accelerated weights.
+        mixing: ``"paper"``: :math:`w + \beta (r - (W + R) g)`; ``"anderson"``, the usual damping:
+            :math:`w - W g + \beta (r - R g)`. The same at ``relaxation=1``.
+        warmup: base steps before the first pair is stored.
+        residual: ``"step"``: r is the displacement of one base step. ``"cycle"``: of a whole period, which stands
+            out of the noise better.
+        average_window: t, length of the moving average, 0 for none. With ``residual="cycle"``: the iterates at the
+            end of the period whose mean ends the cycle.
+        average_tolerance: epsilon; the average is taken while the window's largest standard deviation is above
+            epsilon times the largest entry of r.
+        average_criterion: ``"paper"``: deviation from the mean. ``"detrended"``: from a straight line, so that
+            noise-free progress does not count as noise; needs ``average_window >= 4``.
+        regularization: added to the diagonal of the Gram matrix of R's columns scaled to length 1.
+        solver: ``"gram"``, or ``"qr"`` as in the paper (slow, needs all of R in float64).
+        max_jump: longest jump, in lengths of the path through the stored iterates; infinity for no limit.
+        safeguard: what a finite jump must pass besides. ``"descent"``: a positive inner product with r, and a
+            predicted gain worth the risk. ``"loss"``: a lower loss than the plain step, on the ``loss_fn`` given
+            with the step (2 forward passes). ``"residual"``: the paper's, a smaller residual at the next step, which
+            is taken back if it fails. ``None``: nothing.
+        on_accept: what happens to the base's first moments at a jump: ``"keep"`` or ``"reset_momentum"``.
+
+    A parameter group takes no part if it has ``"anderson": False``.
+
+    Example:
+        >>> model = torch.nn.Linear(2, 1)
+        >>> optimizer = Anderson(torch.optim.Adam(model.parameters(), lr=1e-2))
+        >>> for _ in range(20):
+        ...     optimizer.zero_grad()
+        ...     loss = model(torch.ones(4, 2)).square().mean()
+        ...     loss.backward()
+        ...     _ = optimizer.step()
+        >>> optimizer.stats.as_dict()["history_len"]
+        10.0
+    """
+
+    def __init__(
+        self,
+        base: Optimizer,
+        *,
+        history_size: int = 10,
+        period: int = 10,
+        store_period: int = 1,
+        relaxation: float = 1.0,
+        mixing: str = "paper",
+        warmup: int = 0,
+        residual: str = "step",
+        average_window: int = 0,
+        average_tolerance: float = 0.1,
+        average_criterion: str = "paper",
+        regularization: float = 1e-12,
+        solver: str = "gram",
+        max_jump: float = 2.0,
+        safeguard: str | None = "descent",
+        on_accept: str = "keep",
+    ):
+        options = Options(
+            history_size=history_size,
+            period=period,
+            store_period=store_period,
+            relaxation=relaxation,
+            mixing=mixing,
+            warmup=warmup,
+            residual=residual,
+            average_window=average_window,
+            average_tolerance=average_tolerance,
+            average_criterion=average_criterion,
+            regularization=regularization,
+            solver=solver,
+            max_jump=max_jump,
+            safeguard=safeguard,
+            on_accept=on_accept,
+        )
+        _check_base(base)
+        super().__init__(base.param_groups[0]["params"], {})  # hooks; the groups are the base's
+        self._accelerator = Accelerator(base, options)
+
+    @classmethod
+    def wrapping(cls, base_class: type[Optimizer], **options: Any) -> type[Anderson]:
+        """A class that builds ``base_class`` and wraps it, for tools that want a class.
+
+        >>> AndersonAdam = Anderson.wrapping(torch.optim.Adam, period=5)
+        >>> optimizer = AndersonAdam([torch.nn.Parameter(torch.zeros(2))], lr=0.1)
+        >>> type(optimizer.base).__name__, isinstance(optimizer, Anderson)
+        ('Adam', True)
+        """
+
+        def __init__(self: Anderson, params: Any, **arguments: Any) -> None:
+            cls.__init__(self, base_class(params, **arguments), **options)
+
+        def __reduce__(self: Anderson) -> tuple[Any, ...]:
+            return _blank, (cls, base_class, options), self.__getstate__()
+
+        members = {"__init__": __init__, "__reduce__": __reduce__, "__module__": cls.__module__}
+        return type(f"{cls.__name__}{base_class.__name__}", (cls,), members)
+
+    # ------------------------------------------------------------------------------------------------ training
+
+    def step(self, closure: Callable[[], Any] | None = None, *, loss_fn: LossFn | None = None) -> Any:  # type: ignore[override]
+        """One base step; on every ``period``-th the weights may jump.
+
+        Args:
+            closure: handed to the base, which calls it as often as it does; never called by us.
+            loss_fn: the loss on this step's batch, forward pass only, for ``safeguard="loss"``.
+        """
+        return self._accelerator.step(closure, loss_fn or self._accelerator.take_loss_fn())
+
+    def set_batch(self, *, loss_fn: LossFn | None = None) -> None:
+        """Give what belongs to a batch to the next step, where a framework owns the call of ``step``."""
+        self._accelerator.next_loss_fn = loss_fn
+
+    def zero_grad(self, set_to_none: bool = True) -> None:
+        """As the base does it."""
+        self.base.zero_grad(set_to_none=set_to_none)
+
+    @contextmanager
+    def disabled(self) -> Iterator[None]:
+        """Within it, every step is the base's own, bit for bit; pairs stored before stay."""
+        accelerator = self._accelerator
+        accelerator.cancel()
+        before, accelerator.enabled = accelerator.enabled, False
+        try:
+            yield
+        finally:
+            accelerator.enabled = before
+
+    def reset_history(self) -> None:
+        """Forget all that was measured, e.g. after loading other weights into the model; the weights stay."""
+        self._accelerator.reset_history()
+
+    def register_acceleration_hook(self, hook: Callable[[Acceleration], None]) -> RemovableHandle:
+        """Call ``hook(record)`` after every acceleration: accepted, rejected or skipped.
+
+        >>> optimizer = Anderson(torch.optim.SGD([torch.nn.Parameter(torch.zeros(2))], lr=0.1))
+        >>> handle = optimizer.register_acceleration_hook(lambda record: print(record.gain, record.cause))
+        >>> handle.remove()
+        """
+        handle = RemovableHandle(self._accelerator.hooks)
+        self._accelerator.hooks[handle.id] = hook
+        return handle
+
+    @property
+    def base(self) -> Optimizer:
+        """The optimizer that makes the steps."""
+        return self._accelerator.base
+
+    @property
+    def options(self) -> Options:
+        """The options, as checked at construction."""
+        return self._accelerator.options
+
+    @property
+    def stats(self) -> Stats:
+        """What happened so far; ``stats.as_dict()`` for a logger."""
+        return self._accelerator.stats
+
+    # ------------------------------------------------- what PyTorch and its tools expect of an optimizer
+    #
+    # Groups, state and defaults are the base's. They are read through ``self.base``, never from an instance
+    # dictionary: some frameworks make a subclass whose instances have another one.
+
+    @property
+    def param_groups(self) -> list[dict[str, Any]]:  # type: ignore[override]
+        """The base's parameter groups."""
+        return self.base.param_groups
+
+    @param_groups.setter
+    def param_groups(self, groups: list[dict[str, Any]]) -> None:
+        if self._built:
+            self.base.param_groups = groups
+
+    @property
+    def state(self) -> Any:  # type: ignore[override]
+        """The base's state, where our entries begin with ``anderson_``."""
+        return self.base.state
+
+    @state.setter
+    def state(self, state: Any) -> None:
+        if self._built:
+            self.base.state = state
+
+    @property
+    def defaults(self) -> dict[str, Any]:  # type: ignore[override]
+        """The base's defaults."""
+        return self.base.defaults
+
+    @defaults.setter
+    def defaults(self, defaults: dict[str, Any]) -> None:
+        if self._built:
+            self.base.defaults = defaults
+
+    @property
+    def _built(self) -> bool:
+        """False while ``Optimizer.__init__`` runs, which would fill groups of its own."""
+        return "_accelerator" in self.__dict__
+
+    def add_param_group(self, param_group: dict[str, Any]) -> None:
+        """Add a group to the base. The history starts anew."""
+        if self._built:
+            self.base.add_param_group(param_group)
+            _check_parameters(self.base)
+
+    def __getattr__(self, name: str) -> Any:
+        if name in FORWARDED:
+            return getattr(self.base, name)
+        raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
+
+    def __repr__(self) -> str:
+        options = ", ".join(f"{name}={value!r}" for name, value in vars(self.options).items())
+        return f"{type(self).__name__}({options}) of {self.base!r}"
+
+    # --------------------------------------------------------------------------------------------- checkpoints
+
+    def state_dict(self) -> dict[str, Any]:
+        """The base's state dict, with our entries in the state of each parameter."""
+        for hook in self._optimizer_state_dict_pre_hooks.values():
+            hook(self)
+        self._accelerator.publish()
+        state_dict: dict[str, Any] = self.base.state_dict()
+        for post_hook in self._optimizer_state_dict_post_hooks.values():
+            state_dict = post_hook(self, state_dict) or state_dict
+        return state_dict
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Load a state dict of this optimizer, or of an unwrapped base: the history then starts empty.
+
+        A checkpoint of another history size or another model raises ValueError and changes nothing.
+        """
+        for hook in self._optimizer_load_state_dict_pre_hooks.values():
+            state_dict = hook(self, state_dict) or state_dict
+        base_part, ours = checkpoint.split(state_dict)
+        checkpoint.check(ours, self.base.param_groups, state_dict["param_groups"], self.options)
+        self.base.load_state_dict(base_part)
+        checkpoint.insert(self.base, ours, state_dict["param_groups"])
+        self._accelerator.start_over()
+        for post_hook in self._optimizer_load_state_dict_post_hooks.values():
+            post_hook(self)
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Named keys only: an instance-level ``step``, as schedulers leave it, must not travel."""
+        self._accelerator.publish()
+        return {"base": self.base, "options": self.options, "enabled": self._accelerator.enabled}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        if "base" not in state:  # from code that treats us as a plain optimizer
+            self.base.__setstate__(state)
+            return
+        self.__dict__["_accelerator"] = Accelerator(state["base"], state["options"])
+        self._accelerator.enabled = state["enabled"]
+        self._accelerator.ensure_blocks()
+        super().__setstate__({})
+
+
+def _blank(cls: type[Anderson], base_class: type[Optimizer], options: dict[str, Any]) -> Anderson:
+    wrapped = cls.wrapping(base_class, **options)
+    return wrapped.__new__(wrapped)
+
+
+def _check_base(base: Any) -> None:
+    if not isinstance(base, Optimizer):
+        raise TypeError(
+            f"Invalid base: {type(base).__name__}. Allowed: an instance of torch.optim.Optimizer."
+        )
+    if isinstance(base, Anderson):
+        raise ValueError("Invalid base: it is accelerated already. Allowed: an optimizer that is not.")
+    if isinstance(base, torch.optim.SparseAdam):
+        raise ValueError("Invalid base: SparseAdam. Allowed: an optimizer of dense gradients.")
+    _check_parameters(base)
+
+
+def _check_parameters(base: Optimizer) -> None:
+    params = [param for _, param in accelerated(base.param_groups)]
+    if not params:
+        raise ValueError("Invalid base: it has no parameters to accelerate (all empty, frozen or opted out).")
+    for param in params:
+        flat_view(param)

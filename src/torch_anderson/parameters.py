@@ -1,0 +1,234 @@
+"""The one place that sees tensors and groups: parameters as flat blocks of numbers.
+
+A block gathers the parameters of one group that share a device and a type, so that it has one learning rate
+and one flat row per vector. Half-precision parameters are accelerated in float32, complex ones as pairs of
+real numbers.
+"""
+
+from bisect import bisect_right
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import accumulate, compress
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from .averaging import Window
+from .history import History, ReadMap, chunks, columns
+from .least_squares import System
+
+Group = dict[str, Any]
+
+SHORT = 1 << 14
+
+
+class Block:
+    """Parameters that share group, device and type, with the vectors kept for them."""
+
+    def __init__(self, group: int, params: Sequence[Tensor], *, history_size: int, window: int):
+        self.group = group
+        self.params = list(params)
+        self.device = params[0].device
+        self.dtype = working_dtype(params[0].dtype, sum(p.numel() for p in params))
+        self._views = [flat_view(p) for p in params]
+        self.sizes = [view.numel() for view in self._views]
+        self.offsets = [0, *accumulate(self.sizes)]
+        self.n = self.offsets[-1]
+        self.history = History(history_size, self.n, device=self.device, dtype=self.dtype)
+        self.system = System(history_size)
+        self.iterate = torch.zeros(self.n, device=self.device, dtype=self.dtype)
+        self._parts = self.iterate.split(self.sizes)
+        self.window = Window(window, self.n, device=self.device, dtype=self.dtype) if window else None
+        self.learning_rate = 1.0  # of the pair being measured; summed over a cycle
+        self.stored_rate: float | None = None  # the group's own, when the last pair was stored
+
+    @property
+    def bytes(self) -> int:
+        """Memory kept for the block."""
+        history, window = self.history, self.window
+        kept = [
+            history.map_diffs,
+            history.residual_diffs,
+            history.last_map,
+            history.last_residual,
+            self.iterate,
+        ]
+        kept += [history.path_sq] + ([window.points] if window else [])
+        return sum(tensor.nbytes for tensor in kept)
+
+    def chunks(self) -> Iterator[tuple[int, int]]:
+        """Ranges of columns to work on, one after the other."""
+        return chunks(self.n, self.device)
+
+    def views(self) -> list[Tensor]:
+        """Flat views of the parameters. A parameter whose memory was swapped (``p.data = ...``) gets a new one."""
+        for i, (param, view) in enumerate(zip(self.params, self._views, strict=True)):
+            if param.data_ptr() != view.data_ptr():
+                self._views[i] = flat_view(param)
+        return self._views
+
+    def read(self, start: int, stop: int) -> Tensor:
+        """The present parameters, for a range of columns, in the working type."""
+        if stop - start == self.n:
+            return torch.cat(self._views).to(self.dtype)
+        first = bisect_right(self.offsets, start) - 1
+        last = bisect_right(self.offsets, stop - 1)
+        pieces = self._views[first:last]
+        if start > self.offsets[first] or stop < self.offsets[last]:
+            spans = zip(pieces, self.offsets[first:last], strict=True)
+            pieces = [view[max(start - offset, 0) : stop - offset] for view, offset in spans]
+        return (pieces[0] if len(pieces) == 1 else torch.cat(pieces)).to(self.dtype)
+
+    def keep_iterate(self) -> None:
+        """Copy the parameters to ``iterate``, before a base step that is measured."""
+        self.views()
+        for start, stop in self.chunks():
+            columns(self.iterate, start, stop).copy_(self.read(start, stop))
+
+    def write(self, vector: Tensor) -> None:
+        """Set the parameters, except those that the base leaves alone because they have no gradient."""
+        targets, sources = self.views(), self._parts if vector is self.iterate else vector.split(self.sizes)
+        if any(param.grad is None for param in self.params):
+            has_gradient = [param.grad is not None for param in self.params]
+            targets, sources = list(compress(targets, has_gradient)), list(compress(sources, has_gradient))
+        torch._foreach_copy_(targets, sources)
+
+    def moved(self) -> bool:
+        """Whether the base step changed anything since ``keep_iterate``.
+
+        Off the CPU the answer would stop the device and is taken to be yes: a step of exactly zero then shows at
+        the next acceleration.
+        """
+        if self.device.type != "cpu":
+            return True
+        pairs = zip(self.views(), self._parts, strict=True)
+        return not all(torch.equal(view.to(self.dtype), before) for view, before in pairs)
+
+    def residual_max(self) -> Tensor:
+        """|r| in the maximum norm, on the device."""
+        parts = [(self.read(a, b) - columns(self.iterate, a, b)).abs_().amax() for a, b in self.chunks()]
+        return torch.stack(parts).amax()
+
+    def normalized_residual_sq(self) -> float:
+        """|r / lr| squared, of the step just made."""
+        rate = self.learning_rate or float("inf")
+        parts = [
+            (self.read(a, b) - columns(self.iterate, a, b)).double().div_(rate) for a, b in self.chunks()
+        ]
+        return float(sum(torch.dot(r, r) for r in parts))
+
+    def reset(self) -> None:
+        """Forget every pair."""
+        self.history.reset()
+        self.system = System(self.history.size)
+
+    def take_progress(self, other: "Block") -> None:
+        """Stand where another block stands, with nothing but zero residuals behind."""
+        self.history.pairs = other.history.pairs
+        self.history.learning_rates = list(other.history.learning_rates)
+        self.learning_rate, self.stored_rate = other.learning_rate, other.stored_rate
+        if self.window and other.window:
+            self.window.count = other.window.count
+
+    # An in-cycle mean needs one vector, not a window: the sum of the displacements from the anchor.
+
+    def add_displacement(self, first: bool) -> None:
+        """Add present parameters - anchor to the sum."""
+        for a, b in self.chunks():
+            moved = self.read(a, b) - self.iterate[a:b]
+            total = self._sum[a:b]
+            total.copy_(moved) if first else total.add_(moved)
+
+    def read_mean(self, count: int) -> ReadMap:
+        """Reads the mean of the ``count`` iterates that were added."""
+        return lambda a, b: torch.add(self.iterate[a:b], self._sum[a:b], alpha=1 / count)
+
+    def keep_last_iterate(self) -> Tensor:
+        """Copy the present parameters over the sum, which has been read."""
+        for start, stop in self.chunks():
+            columns(self._sum, start, stop).copy_(self.read(start, stop))
+        return self._sum
+
+    @property
+    def _sum(self) -> Tensor:
+        assert self.window is not None
+        return self.window.points[0]
+
+
+def columns_of(vector: Tensor) -> ReadMap:
+    """Reads ranges of columns of a vector."""
+    return lambda a, b: vector[..., a:b]
+
+
+def refuse_sparse(params: Iterable[Tensor]) -> None:
+    """Raise for gradients that have no flat form."""
+    if any(p.grad is not None and p.grad.layout != torch.strided for p in params):
+        raise RuntimeError(
+            "Anderson does not support sparse gradients. Use dense ones (e.g. Embedding(sparse=False)), or opt the "
+            "parameters' group out with {'params': ..., 'anderson': False}."
+        )
+
+
+def working_dtype(dtype: torch.dtype, n: int) -> torch.dtype:
+    """The real type in which vectors are kept: at least float32, and float64 where they are short.
+
+    Products need float64 in any case, and converting short rows costs more than keeping them.
+    """
+    real = dtype.to_real()
+    return torch.float64 if n <= SHORT else torch.promote_types(real, torch.float32)
+
+
+def flat_view(param: Tensor) -> Tensor:
+    """All numbers of a parameter as one real vector, in the order of memory, sharing memory and version."""
+    view = param.detach()
+    if view.is_complex():
+        view = torch.view_as_real(view)
+    if view.is_contiguous():
+        return view.view(-1)
+    if not torch._prims_common.is_non_overlapping_and_dense(view):
+        raise ValueError(
+            f"Invalid parameter of shape {tuple(param.shape)} and strides {param.stride()}: its numbers are not "
+            "dense in memory. Make it contiguous before the optimizer is built."
+        )
+    return view.as_strided((view.numel(),), (1,))
+
+
+def shaped_like(rows: Tensor, param: Tensor) -> Tensor:
+    """A slice of flat rows seen in the parameter's shape (complex numbers as a last dimension of 2)."""
+    like = torch.view_as_real(param.detach()) if param.is_complex() else param
+    return rows.as_strided((*rows.shape[:-1], *like.shape), (*rows.stride()[:-1], *like.stride()))
+
+
+def accelerated(groups: Sequence[Group]) -> Iterator[tuple[int, Tensor]]:
+    """(group index, parameter) for every parameter that takes part: trained, not empty, its group not opted out."""
+    for index, group in enumerate(groups):
+        if group.get("anderson", True):
+            for param in group["params"]:
+                if param.requires_grad and param.numel():
+                    yield index, param
+
+
+class Layout(NamedTuple):
+    """What the blocks depend on: when it changes, they are built anew."""
+
+    members: list[Any]
+    """Which parameters take part."""
+    places: list[Any]
+    """Their devices and types."""
+
+    @classmethod
+    def of(cls, groups: Sequence[Group]) -> "Layout":
+        """The layout as it is now."""
+        params = [p for group in groups if group.get("anderson", True) for p in group["params"]]
+        return cls([id(p) if p.requires_grad else 0 for p in params], [(p.device, p.dtype) for p in params])
+
+
+def build_blocks(groups: Sequence[Group], *, history_size: int, window: int) -> list[Block]:
+    """Blocks for the parameters as they are now."""
+    members: dict[tuple[int, torch.device, torch.dtype], list[Tensor]] = {}
+    for index, param in accelerated(groups):
+        members.setdefault((index, param.device, param.dtype), []).append(param)
+    return [
+        Block(index, params, history_size=history_size, window=window)
+        for (index, _, _), params in members.items()
+    ]
