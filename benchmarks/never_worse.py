@@ -144,9 +144,7 @@ def compare(cases: list[Case], variants: dict[str, dict], jobs: int) -> dict[tup
     """The runs of all variants and, under the name None, of the base; the base runs once for all variants."""
     settings: dict[str | None, dict | None] = {None: None, **variants}
     keys = list(product(settings, cases))
-    runs = Parallel(n_jobs=jobs)(
-        delayed(train)(case, tuned_rate(case), settings[name]) for name, case in keys
-    )
+    runs = Parallel(n_jobs=jobs)(delayed(train)(case, tuned_rate(case), settings[name]) for name, case in keys)
     return dict(zip(keys, runs, strict=True))
 
 
@@ -162,9 +160,7 @@ def ratios(runs: dict, variant: str) -> dict[tuple[str, str], float]:
 
 def comparison_table(cells: dict[tuple[str, str], float]) -> str:
     optimizers, problems = (list(dict.fromkeys(names)) for names in zip(*cells, strict=True))
-    rows = [
-        [optimizer, *(_cell(cells[optimizer, problem]) for problem in problems)] for optimizer in optimizers
-    ]
+    rows = [[optimizer, *(_cell(cells[optimizer, problem]) for problem in problems)] for optimizer in optimizers]
     return table(rows, ["ratio to base", *problems])
 
 
@@ -238,9 +234,7 @@ def _literal(text: str) -> object:
 
 
 def arguments() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--set", action="append", metavar="KEY=VALUE,...", help="a variant; repeat for more")
     parser.add_argument("--optimizers", nargs="+", choices=BASES, default=list(BASES), metavar="NAME")
     parser.add_argument("--problems", nargs="+", choices=PROBLEMS, default=list(PROBLEMS), metavar="NAME")
@@ -260,9 +254,7 @@ def main() -> None:
         print("#", *args.problems, *(f'\n    "{optimizer}": {row},' for optimizer, row in rates.items()))
         return
     variants = {text or "defaults": parse_options(text) for text in args.set or [""]}
-    runs = compare(
-        [Case(*c) for c in product(args.optimizers, args.problems, args.seeds)], variants, args.jobs
-    )
+    runs = compare([Case(*c) for c in product(args.optimizers, args.problems, args.seeds)], variants, args.jobs)
     if args.csv:
         write_csv(args.csv, runs)
     cells = {variant: ratios(runs, variant) for variant in variants}

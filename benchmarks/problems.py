@@ -60,12 +60,8 @@ def diabetes(seed: int, *, matrices_only: bool = False) -> Problem:
     """Diabetes progression, 442 patients, a tanh network 10-32-1, batches of 32."""
     data = load_diabetes()
     inputs = torch.tensor(data.data / data.data.std(0), dtype=torch.float32)
-    targets = torch.tensor((data.target - data.target.mean()) / data.target.std(), dtype=torch.float32)[
-        :, None
-    ]
-    return _network_problem(
-        seed, inputs, targets, 1, nn.functional.mse_loss, batch_size=32, bias=not matrices_only
-    )
+    targets = torch.tensor((data.target - data.target.mean()) / data.target.std(), dtype=torch.float32)[:, None]
+    return _network_problem(seed, inputs, targets, 1, nn.functional.mse_loss, batch_size=32, bias=not matrices_only)
 
 
 def least_squares(seed: int, *, matrices_only: bool = False) -> Problem:
@@ -120,9 +116,7 @@ def _network(seed: int, widths: tuple[int, int, int], bias: bool) -> nn.Module:
     inputs, hidden, outputs = widths
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
-        return nn.Sequential(
-            nn.Linear(inputs, hidden, bias=bias), nn.Tanh(), nn.Linear(hidden, outputs, bias=bias)
-        )
+        return nn.Sequential(nn.Linear(inputs, hidden, bias=bias), nn.Tanh(), nn.Linear(hidden, outputs, bias=bias))
 
 
 def _batches(seed: int, examples: int, batch_size: int, steps: int) -> list[Tensor]:

@@ -188,9 +188,7 @@ class TextbookAnderson:
 
     # Safeguards
 
-    def _judge(
-        self, candidate: Tensor, w: Tensor, r: Tensor, W: Tensor, gain: float, loss_fn: Callable | None
-    ) -> str:
+    def _judge(self, candidate: Tensor, w: Tensor, r: Tensor, W: Tensor, gain: float, loss_fn: Callable | None) -> str:
         if gain >= self.max_gain:
             return "no_gain"
         if not candidate.isfinite().all():
@@ -272,11 +270,7 @@ class TextbookAnderson:
 
     def _noisy(self, r: Tensor) -> bool:
         points = torch.stack(self.window)
-        variance = (
-            detrended_variance(points)
-            if self.average_criterion == "detrended"
-            else points.var(0, correction=0)
-        )
+        variance = detrended_variance(points) if self.average_criterion == "detrended" else points.var(0, correction=0)
         return bool(variance.sqrt().max() > self.average_tolerance * r.abs().max())
 
     # Parameters

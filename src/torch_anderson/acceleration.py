@@ -119,9 +119,7 @@ class Accelerator:
         averaged = self.pair_steps - (self.options.period - self.options.average_window)
         for block in self.blocks:
             rate = self._learning_rate(block) if self._proportional else 1.0
-            block.learning_rate = (
-                rate + block.learning_rate if self.pair_steps and self._proportional else rate
-            )
+            block.learning_rate = rate + block.learning_rate if self.pair_steps and self._proportional else rate
             if self._cycle_mean and averaged >= 0:
                 block.add_displacement(first=averaged == 0)
         self.pair_steps += 1
@@ -204,9 +202,7 @@ class Accelerator:
             self._write([block.iterate for block in self.blocks])
             return Decision(True)
         params = [p for block in self.blocks for p in block.params]
-        plain = [
-            block.keep_last_iterate() if self._cycle_mean else block.history.last_map for block in self.blocks
-        ]
+        plain = [block.keep_last_iterate() if self._cycle_mean else block.history.last_map for block in self.blocks]
         before = evaluate(loss_fn, params)
         self._write([block.iterate for block in self.blocks])
         decision = loss_test(before, evaluate(loss_fn, params))
@@ -278,9 +274,7 @@ class Accelerator:
         noisy = noise > self.options.average_tolerance * residual_max
         for block, window in zip(self.blocks, windows, strict=True):
             for a, b in block.chunks():
-                torch.where(
-                    noisy.to(block.device), window.mean(a, b), window.newest[a:b], out=block.iterate[a:b]
-                )
+                torch.where(noisy.to(block.device), window.mean(a, b), window.newest[a:b], out=block.iterate[a:b])
             block.write(block.iterate)
 
     # --------------------------------------------------------------------------------------------- lifecycle

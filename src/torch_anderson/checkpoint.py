@@ -62,9 +62,7 @@ def publish(run: "Accelerator") -> list[Tensor]:
             for name in _names(state, BASE_PREFIX):
                 del state[name]
             state.update(views)
-            state.update(
-                {BASE_PREFIX + name: value for name, value in run.snapshot.state.get(param, {}).items()}
-            )
+            state.update({BASE_PREFIX + name: value for name, value in run.snapshot.state.get(param, {}).items()})
             state[PREFIX + "path_sq"] = block.history.path_sq
             state[PREFIX + "numbers"] = numbers
     return waiting

@@ -59,9 +59,7 @@ def mixing_weights(
     return Weights(coefficients, rows, residual + (1 - relaxation) * rate)
 
 
-def _rate_change(
-    coefficients: Tensor, order: Sequence[int], learning_rates: Sequence[float]
-) -> tuple[Tensor, float]:
+def _rate_change(coefficients: Tensor, order: Sequence[int], learning_rates: Sequence[float]) -> tuple[Tensor, float]:
     """What rows of map_diffs measured at other learning rates lack: u_i at the present rate is
     u_i + (lr_now - lr_i) r_i / lr_i, and each r_i / lr_i is the last one less the differences after it."""
     g = [0.0, *coefficients[order].tolist(), 0.0]

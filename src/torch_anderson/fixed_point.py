@@ -71,7 +71,8 @@ def fixed_point(
     best, best_norm = x.clone(), torch.full_like(x[..., 0], torch.inf)
     converged = torch.zeros_like(best_norm, dtype=torch.bool)
     going = ~converged
-    trace, predicted = [], []
+    trace: list[Tensor] = []
+    predicted: list[Tensor] = []
     while len(trace) < max_iterations and going.any():
         u = _flat(g(_shaped(x, x0)), batched).to(x.dtype)
         norm = torch.linalg.vector_norm(u - x, dim=-1)
@@ -93,9 +94,7 @@ def fixed_point(
     )
 
 
-def _next_iterate(
-    history: History, relaxation: float, mixing: str, regularization: float
-) -> tuple[Tensor, Tensor]:
+def _next_iterate(history: History, relaxation: float, mixing: str, regularization: float) -> tuple[Tensor, Tensor]:
     """The accelerated iterate, and the residual norm predicted there."""
     products = history.products(range(history.size))
     gram, rhs = products[..., :-1, :], products[..., -1, :]

@@ -42,9 +42,7 @@ class History:
     Rows lie in a ring: the slot of the oldest is written next.
     """
 
-    def __init__(
-        self, size: int, n: int, *, device: torch.device, dtype: torch.dtype, batch: tuple[int, ...] = ()
-    ):
+    def __init__(self, size: int, n: int, *, device: torch.device, dtype: torch.dtype, batch: tuple[int, ...] = ()):
         self.size = size
         self.n = n
         self.map_diffs = torch.zeros(*batch, size, n, device=device, dtype=dtype)
@@ -121,10 +119,7 @@ class History:
 
     def residual_sq(self) -> Tensor:
         """|r / lr|^2 of the last pair, in float64."""
-        parts = [
-            squares(columns(self.last_residual, a, b).double())
-            for a, b in chunks(self.n, self.last_map.device)
-        ]
+        parts = [squares(columns(self.last_residual, a, b).double()) for a, b in chunks(self.n, self.last_map.device)]
         return parts[0] if len(parts) == 1 else torch.stack(parts).sum(0)
 
 

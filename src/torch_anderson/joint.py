@@ -76,7 +76,8 @@ def _update_systems(blocks: Sequence[Block]) -> tuple[list[float], float]:
         parts += [history.products(fresh).view(-1), history.residual_sq().view(1), history.path_sq]
         history.fresh = 0
     numbers = iter(torch.cat([part.to(parts[0].device) for part in parts]).tolist())
-    squares, path_sq = [], [0.0] * m
+    squares: list[float] = []
+    path_sq = [0.0] * m
     for block in blocks:
         block.system.update(fresh, [list(islice(numbers, len(fresh))) for _ in range(m + 1)])
         squares += islice(numbers, 1)
@@ -91,8 +92,7 @@ def _weighted_sum(
         return systems[0]
     grams, sides = zip(*systems, strict=True)
     gram = [
-        [sum(map(mul, weights, entries)) for entries in zip(*rows, strict=True)]
-        for rows in zip(*grams, strict=True)
+        [sum(map(mul, weights, entries)) for entries in zip(*rows, strict=True)] for rows in zip(*grams, strict=True)
     ]
     return gram, [sum(map(mul, weights, entries)) for entries in zip(*sides, strict=True)]
 
@@ -125,9 +125,7 @@ def form_candidates(blocks: Sequence[Block], problem: Problem, options: Options)
         products = []
         for a, b in block.chunks():
             last_r = columns(history.last_residual, a, b)
-            e = correction(
-                weights, columns(history.map_diffs, a, b), columns(history.residual_diffs, a, b), last_r
-            )
+            e = correction(weights, columns(history.map_diffs, a, b), columns(history.residual_diffs, a, b), last_r)
             torch.sub(columns(history.last_map, a, b), e, out=columns(block.iterate, a, b))
             products += [torch.dot(e, last_r), torch.dot(e, e)]
         numbers = torch.stack(products).tolist()

@@ -291,9 +291,7 @@ def _blank(cls: type[Anderson], base_class: type[Optimizer], options: dict[str, 
 
 def _check_base(base: Any) -> None:
     if not isinstance(base, Optimizer):
-        raise TypeError(
-            f"Invalid base: {type(base).__name__}. Allowed: an instance of torch.optim.Optimizer."
-        )
+        raise TypeError(f"Invalid base: {type(base).__name__}. Allowed: an instance of torch.optim.Optimizer.")
     if isinstance(base, Anderson):
         raise ValueError("Invalid base: it is accelerated already. Allowed: an optimizer that is not.")
     if isinstance(base, torch.optim.SparseAdam):

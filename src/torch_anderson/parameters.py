@@ -112,9 +112,7 @@ class Block:
     def normalized_residual_sq(self) -> float:
         """|r / lr| squared, of the step just made."""
         rate = self.learning_rate or float("inf")
-        parts = [
-            (self.read(a, b) - columns(self.iterate, a, b)).double().div_(rate) for a, b in self.chunks()
-        ]
+        parts = [(self.read(a, b) - columns(self.iterate, a, b)).double().div_(rate) for a, b in self.chunks()]
         return float(sum(torch.dot(r, r) for r in parts))
 
     def reset(self) -> None:
@@ -185,12 +183,22 @@ def flat_view(param: Tensor) -> Tensor:
         view = torch.view_as_real(view)
     if view.is_contiguous():
         return view.view(-1)
-    if not torch._prims_common.is_non_overlapping_and_dense(view):
+    if not _dense(view):
         raise ValueError(
             f"Invalid parameter of shape {tuple(param.shape)} and strides {param.stride()}: its numbers are not "
             "dense in memory. Make it contiguous before the optimizer is built."
         )
     return view.as_strided((view.numel(),), (1,))
+
+
+def _dense(view: Tensor) -> bool:
+    """Whether the strides, sorted, are those of a contiguous tensor."""
+    expected = 1
+    for stride, length in sorted(zip(view.stride(), view.shape, strict=True)):
+        if length != 1 and stride != expected:
+            return False
+        expected *= length
+    return True
 
 
 def shaped_like(rows: Tensor, param: Tensor) -> Tensor:
@@ -228,7 +236,4 @@ def build_blocks(groups: Sequence[Group], *, history_size: int, window: int) -> 
     members: dict[tuple[int, torch.device, torch.dtype], list[Tensor]] = {}
     for index, param in accelerated(groups):
         members.setdefault((index, param.device, param.dtype), []).append(param)
-    return [
-        Block(index, params, history_size=history_size, window=window)
-        for (index, _, _), params in members.items()
-    ]
+    return [Block(index, params, history_size=history_size, window=window) for (index, _, _), params in members.items()]

@@ -93,10 +93,11 @@ class Pending:
     @classmethod
     def from_numbers(cls, numbers: Sequence[float]) -> "Pending | None":
         """The inverse of ``as_numbers``."""
-        norm, *values = numbers
-        fields = dict(zip(NUMBERS, values, strict=True))
-        counts = {name: int(fields[name]) for name in ("step", "rank", "history_len")}
-        return cls(norm, Acceleration(**{**fields, **counts})) if norm >= 0 else None
+        norm, step, residual_norm, predicted, rank, history_len, coefficient_norm, step_ratio = numbers
+        record = Acceleration(
+            int(step), residual_norm, predicted, int(rank), int(history_len), coefficient_norm, step_ratio
+        )
+        return cls(norm, record) if norm >= 0 else None
 
     @classmethod
     def as_numbers(cls, pending: "Pending | None") -> list[float]:
