@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch._compile import _disable_dynamo
 from torch.optim import Optimizer
 
 from . import base_state, checkpoint, joint
@@ -48,16 +49,20 @@ class Accelerator:
 
     # ------------------------------------------------------------------------------------------ the algorithm
 
+    @_disable_dynamo  # torch.compiler.disable, but without importing the compiler before it is needed
     def step(self, closure: Callable[[], Any] | None, loss_fn: LossFn | None) -> Any:
         """One base step, then what Anderson acceleration makes of it."""
-        if not self.enabled or not self._has_learning_rate():
-            return self._plain_step(closure)
+        if not self.enabled:
+            return self.base.step(closure)
         self._look_around()
+        if not self._has_learning_rate():
+            return self._idle_step(closure)
         k = self.k + 1
         measured = self._begins_pair(k) and self._keep_iterates()
         group_values = base_state.group_values(self.base) if self.pending else []
         loss = self.base.step(closure)
         if not self._moved(measured):
+            self._watch()
             return loss
         self.k = k
         self._show()
@@ -91,10 +96,11 @@ class Accelerator:
     def _has_learning_rate(self) -> bool:
         return any(group.get("lr", 1.0) for group in self.base.param_groups)
 
-    def _plain_step(self, closure: Callable[[], Any] | None) -> Any:
+    def _idle_step(self, closure: Callable[[], Any] | None) -> Any:
+        """All learning rates are 0: how distributed checkpoints make an optimizer allocate its state."""
         loss = self.base.step(closure)
-        if self.enabled:  # all learning rates are 0: how distributed checkpoints make an optimizer allocate
-            self._show()
+        self._show()
+        self._watch()
         return loss
 
     def _moved(self, measured: bool) -> bool:
@@ -227,9 +233,11 @@ class Accelerator:
             points = [block.iterate if decision.accepted else block.history.last_map for block in self.blocks]
             self._push(points, restart=decision.accepted and self.options.period > 1)
         if not decision.accepted:
-            self._write([block.history.last_map for block in self.blocks])
+            for block in self.blocks:  # all of it, whether or not there is a gradient in this step too
+                torch._foreach_copy_(block.views(), block.history.last_map.split(block.sizes))
             self.snapshot.restore(self.base)
             base_state.restore_group_values(self.base, group_values)
+            self.waiting = None  # restored parameters may be without state again
             self._watch()
         return decision.accepted
 
@@ -348,14 +356,14 @@ class Accelerator:
         loss_fn, self.next_loss_fn = self.next_loss_fn, None
         return loss_fn
 
-    def publish(self) -> None:
-        """Bring the entries in the base's state up to date."""
+    def publish(self, stepped: bool = False) -> None:
+        """Bring the entries in the base's state up to date; ``stepped``: the base has just made a step."""
         if self.options.safeguard == "residual" and not self.pending:
             self.snapshot.take(self.base)
-        self.waiting = checkpoint.publish(self)
+        self.waiting = checkpoint.publish(self, stepped)
 
     def _show(self) -> None:
         """Make the memory part of the base's state as soon as the base has made its own."""
         if self.waiting is None or any(p.grad is not None for p in self.waiting):
             self.ensure_blocks()
-            self.publish()
+            self.publish(stepped=True)

@@ -2,6 +2,7 @@
 
 import logging
 from collections.abc import MutableMapping
+from copy import deepcopy
 from typing import Any
 
 import torch
@@ -44,17 +45,21 @@ class Snapshot:
                 self.state[key] = _copied(entries, None)
 
     def restore(self, base: Optimizer) -> None:
-        """Put the state back, in place where the tensors are still there."""
+        """Put the state back, in place where the tensors are still there.
+
+        A parameter that had none goes without ours too, since the base makes its own only where it finds nothing.
+        """
         for key, entries in list(base.state.items()):
-            saved = self.state.get(key, {})
+            saved = self.state.get(key)
             if not isinstance(entries, dict):
-                base.state[key] = _copied(saved, None)
-                continue
-            for name in own_entries(entries):
-                if name not in saved:
+                base.state[key] = entries if saved is None else _copied(saved, None)
+            elif saved is None:
+                entries.clear()
+            else:
+                for name in own_entries(entries).keys() - saved.keys():
                     del entries[name]
-            for name, value in saved.items():
-                entries[name] = _copied(value, entries.get(name))
+                for name, value in saved.items():
+                    entries[name] = _copied(value, entries.get(name))
 
 
 def _copied(value: Any, buffer: Any) -> Any:
@@ -68,25 +73,30 @@ def _copied(value: Any, buffer: Any) -> Any:
         return {name: _copied(item, None) for name, item in value.items()}
     if isinstance(value, list):
         return [_copied(item, None) for item in value]
-    return value
+    return deepcopy(value)
 
 
 def group_values(base: Optimizer) -> list[dict[str, Any]]:
     """The groups' entries as they are now: some optimizers count their steps there."""
-    return [dict(group) for group in base.param_groups]
+    return [
+        {name: _copied(value, None) for name, value in group.items() if name != "params"} for group in base.param_groups
+    ]
 
 
 def restore_group_values(base: Optimizer, values: list[dict[str, Any]]) -> None:
     """Undo what the base's step wrote into its groups."""
     for group, saved in zip(base.param_groups, values, strict=True):
-        group.update(saved)
+        for name in group.keys() - saved.keys() - {"params"}:
+            del group[name]
+        for name, value in saved.items():
+            group[name] = _copied(value, group.get(name))
 
 
 def reset_momentum(base: Optimizer) -> None:
     """Zero the first moments; step counts and second moments stay."""
     known = False
     for entries in base.state.values():
-        for name in FIRST_MOMENTS:
+        for name in FIRST_MOMENTS if isinstance(entries, dict) else ():
             if isinstance(entries.get(name), Tensor):
                 entries[name].zero_()
                 known = True

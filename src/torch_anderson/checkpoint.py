@@ -45,17 +45,21 @@ def entries(block: Block) -> Iterator[tuple[Tensor, dict[str, Tensor]]]:
         )
 
 
-def publish(run: "Accelerator") -> list[Tensor]:
+def publish(run: "Accelerator", stepped: bool) -> list[Tensor]:
     """Put the entries into the base's state; returns the parameters that have to wait.
 
     A parameter whose base state is still to be made must wait: several optimizers make it only where they find
-    none at all.
+    none at all. A gradient tells that it is made if the base has just ``stepped``. Where the base keeps no
+    dictionary, there is no place for entries: such a history is not part of a checkpoint.
     """
     waiting = []
     for block in run.blocks:
         numbers = _numbers(run, block)
         for param, views in entries(block):
-            if param.grad is None and not run.base.state.get(param):
+            state = run.base.state.get(param, {})
+            if not isinstance(state, dict):
+                continue
+            if not state and not (stepped and param.grad is not None):
                 waiting.append(param)
                 continue
             state = run.base.state[param]
@@ -80,7 +84,8 @@ def in_place(run: "Accelerator") -> bool:
     if not run.blocks or run.waiting:
         return True
     block = run.blocks[0]
-    return run.base.state.get(block.params[0], {}).get(PREFIX + "path_sq") is block.history.path_sq
+    state = run.base.state.get(block.params[0], {})
+    return not isinstance(state, dict) or state.get(PREFIX + "path_sq") is block.history.path_sq
 
 
 def _names(state: Any, prefix: str) -> list[str]:

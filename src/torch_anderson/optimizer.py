@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from itertools import compress
 from typing import Any
 
 import torch
@@ -105,7 +106,8 @@ class Anderson(Optimizer):
             on_accept=on_accept,
         )
         _check_base(base)
-        super().__init__(base.param_groups[0]["params"], {})  # hooks; the groups are the base's
+        super().__init__(base.param_groups, {})  # hooks; the groups are the base's
+        checkpoint.withdraw(base)  # a checkpoint of ours that the base loaded by itself has lost its precision
         self._accelerator = Accelerator(base, options)
 
     @classmethod
@@ -118,8 +120,8 @@ class Anderson(Optimizer):
         ('Adam', True)
         """
 
-        def __init__(self: Anderson, params: Any, **arguments: Any) -> None:
-            cls.__init__(self, base_class(params, **arguments), **options)
+        def __init__(self: Anderson, params: Any, *args: Any, **kwargs: Any) -> None:
+            cls.__init__(self, base_class(params, *args, **kwargs), **options)
 
         def __reduce__(self: Anderson) -> tuple[Any, ...]:
             return _blank, (cls, base_class, options), self.__getstate__()
@@ -136,7 +138,8 @@ class Anderson(Optimizer):
             closure: handed to the base, which calls it as often as it does; never called by us.
             loss_fn: the loss on this step's batch, forward pass only, for ``safeguard="loss"``.
         """
-        return self._accelerator.step(closure, loss_fn or self._accelerator.take_loss_fn())
+        given_ahead = self._accelerator.take_loss_fn()
+        return self._accelerator.step(closure, loss_fn or given_ahead)
 
     def set_batch(self, *, loss_fn: LossFn | None = None) -> None:
         """Give what belongs to a batch to the next step, where a framework owns the call of ``step``."""
@@ -225,13 +228,17 @@ class Anderson(Optimizer):
     @property
     def _built(self) -> bool:
         """False while ``Optimizer.__init__`` runs, which would fill groups of its own."""
-        return "_accelerator" in self.__dict__
+        return hasattr(self, "_accelerator")
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         """Add a group to the base. The history starts anew."""
         if self._built:
             self.base.add_param_group(param_group)
-            _check_parameters(self.base)
+            try:
+                _check_parameters(self.base)
+            except ValueError:
+                self.base.param_groups.pop()
+                raise
 
     def __getattr__(self, name: str) -> Any:
         if name in FORWARDED:
@@ -259,11 +266,15 @@ class Anderson(Optimizer):
 
         A checkpoint of another history size or another model raises ValueError and changes nothing.
         """
+        state_dict = state_dict.copy()  # hooks may write to it
         for hook in self._optimizer_load_state_dict_pre_hooks.values():
             state_dict = hook(self, state_dict) or state_dict
         base_part, ours = checkpoint.split(state_dict)
         checkpoint.check(ours, self.base.param_groups, state_dict["param_groups"], self.options)
+        opted_out = [not group.get("anderson", True) for group in self.base.param_groups]
         self.base.load_state_dict(base_part)
+        for group in compress(self.base.param_groups, opted_out):
+            group.setdefault("anderson", False)  # an unwrapped base knows nothing of it
         checkpoint.insert(self.base, ours, state_dict["param_groups"])
         self._accelerator.start_over()
         for post_hook in self._optimizer_load_state_dict_post_hooks.values():

@@ -1,0 +1,129 @@
+"""What the contract tests train: a small model, one optimizer of every kind, and a loop."""
+
+import torch
+from torch import nn
+from torch.optim import SGD, Adagrad, AdamW, Optimizer
+
+from torch_anderson import Anderson
+
+EAGER = {"history_size": 4, "period": 3, "safeguard": None, "max_jump": float("inf")}
+"""Jumps early and nearly always."""
+
+
+class ListState(Optimizer):
+    """Momentum whose state is no dictionary: a list for each parameter, and one number for all of them."""
+
+    def __init__(self, params, lr=0.05):
+        super().__init__(params, {"lr": lr})
+
+    @torch.no_grad()
+    def step(self, closure=None):
+        with torch.enable_grad():
+            loss = closure() if closure else None
+        self.state["calls"] = self.state.get("calls", 0) + 1
+        for group in self.param_groups:
+            for p in group["params"]:
+                if p.grad is not None:
+                    if p not in self.state:
+                        self.state[p] = [torch.zeros_like(p), 0]
+                    momentum, count = self.state[p]
+                    self.state[p] = [momentum.mul_(0.5).add_(p.grad), count + 1]
+                    p.add_(momentum, alpha=-group["lr"] * self.state["calls"] / (count + 1))
+        return loss
+
+
+class GroupCounter(Optimizer):
+    """Counts its steps in the group, as a number and in a tensor that it changes in place."""
+
+    def __init__(self, params, lr=0.05):
+        super().__init__(params, {"lr": lr})
+        for group in self.param_groups:
+            group.update(k=0, total=torch.zeros(()))
+
+    @torch.no_grad()
+    def step(self, closure=None):
+        with torch.enable_grad():
+            loss = closure() if closure else None
+        for group in self.param_groups:
+            group["k"] += 1
+            group["total"] += 1
+            for p in group["params"]:
+                if p.grad is not None:
+                    p.add_(
+                        p.grad, alpha=-group["lr"] * 2 / (1 + float(group["total"]) / group["k"]) ** group["k"] ** 0.1
+                    )
+        return loss
+
+
+BASES = {
+    "sgd": lambda params: SGD(params, lr=0.1),
+    "momentum": lambda params: SGD(params, lr=0.05, momentum=0.9),
+    "adamw_foreach": lambda params: AdamW(params, lr=1e-2, foreach=True),
+    "adamw_fused": lambda params: AdamW(params, lr=1e-2, fused=True),
+    "adagrad": lambda params: Adagrad(params, lr=0.05),
+    "lbfgs": lambda params: torch.optim.LBFGS(params, lr=0.2, max_iter=2, history_size=3),
+    "list_state": ListState,
+    "group_counter": GroupCounter,
+}
+
+
+def make_model(seed=0, dtype=torch.float32):
+    torch.manual_seed(seed)
+    return nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 1)).to(dtype)
+
+
+def batch(i, dtype=torch.float32):
+    """Mostly the same problem, with a little that changes from batch to batch."""
+    x = torch.randn(32, 4, generator=torch.Generator().manual_seed(1))
+    x = x + 0.01 * torch.randn(32, 4, generator=torch.Generator().manual_seed(100 + i))
+    return x.to(dtype), x.sin().sum(1, keepdim=True).to(dtype)
+
+
+def loss_of(model, i):
+    x, y = batch(i, next(model.parameters()).dtype)
+    return (model(x) - y).square().mean()
+
+
+def train(model, optimizer, steps, start=0, scheduler=None, **step_options):
+    """Steps ``start`` to ``steps``; the losses."""
+    losses = []
+    for i in range(start, steps):
+
+        def closure(i=i):
+            optimizer.zero_grad()
+            loss = loss_of(model, i)
+            loss.backward()
+            return loss
+
+        losses.append(optimizer.step(closure, **step_options).item())
+        if scheduler is not None:
+            plateau = isinstance(scheduler, torch.optim.lr_scheduler.ReduceLROnPlateau)
+            scheduler.step(losses[-1]) if plateau else scheduler.step()
+    return losses
+
+
+def make(base, dtype=torch.float32, **options):
+    """A model and its accelerated optimizer."""
+    model = make_model(dtype=dtype)
+    return model, Anderson(BASES[base](model.parameters()), **{**EAGER, **options})
+
+
+def weights(model):
+    return [p.detach().clone() for p in model.parameters()]
+
+
+def assert_same(ours, theirs):
+    """Bit for bit, including the places of NaN."""
+    for a, b in zip(ours, theirs, strict=True):
+        torch.testing.assert_close(a, b, rtol=0, atol=0, equal_nan=True)
+
+
+def counts(optimizer):
+    """Counters, none of the numbers of the latest acceleration."""
+    return {name: count for name, count in optimizer.stats.counts.items() if count}
+
+
+def assert_counters_add_up(optimizer):
+    flat = optimizer.stats.as_dict()
+    rejected = sum(value for name, value in flat.items() if name.startswith("rejected_"))
+    assert flat["attempted"] - flat["accepted"] - rejected in (0, 1)
