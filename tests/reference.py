@@ -64,7 +64,7 @@ class TextbookAnderson:
         max_jump: float = 2.0,
         safeguard: str | None = "descent",
         on_accept: str = "keep",
-        max_gain: float = 1.0,
+        max_gain: float = 0.98,
     ) -> None:
         self.base = base
         self.history_size, self.period, self.store_period = history_size, period, store_period
@@ -83,10 +83,10 @@ class TextbookAnderson:
 
     def step(self, closure: Callable | None = None, loss_fn: Callable | None = None):
         """One base step, then whatever is due after it."""
-        w, lr = self._read(), self._learning_rates()
+        w, lr, measured = self._read(), self._learning_rates(), self._measured(self.k + 1)
         loss = self.base.step(closure)
         u = self._read()
-        if torch.equal(u, w):
+        if not self._counts(measured, w, u):
             return loss
         self.k += 1
         if self.pending and not self._settle(self.pending, u - w, lr):
@@ -104,15 +104,36 @@ class TextbookAnderson:
             self._average(jump, u, r=u - w)
         return loss
 
+    # Counting
+
+    def _measured(self, k: int) -> bool:
+        """Whether step k has to know the weights before it; what it leaves unmeasured costs nothing."""
+        if self.cycle:
+            return self._begins_cycle(k)
+        return self.average_window > 0 or self.pending is not None or self._stores(k)
+
+    def _counts(self, measured: bool, w: Tensor, u: Tensor) -> bool:
+        """Whether the base did something; a step that is not measured did if there was a gradient."""
+        if not any(group["lr"] for group in self.base.param_groups):
+            return False
+        if measured:
+            return not torch.equal(u, w)
+        return any(p.grad is not None for group in self.base.param_groups for p in group["params"])
+
     # Pairs
 
+    def _stores(self, k: int) -> bool:
+        return k > self.warmup and (k % self.store_period == 0 or k % self.period == 0)
+
+    def _begins_cycle(self, k: int) -> bool:
+        return k > self.warmup and (k - 1) % self.period == 0
+
     def _step_pair(self, w: Tensor, u: Tensor, lr: Tensor) -> Pair | None:
-        due = self.k % self.store_period == 0 or self.k % self.period == 0
-        return self._pair(w, u, lr) if due and self.k > self.warmup else None
+        return self._pair(w, u, lr) if self._stores(self.k) else None
 
     def _cycle_pair(self, w: Tensor, u: Tensor, lr: Tensor) -> Pair | None:
         """The pair (anchor, end - anchor) at the end of a cycle that was seen from its start."""
-        if (self.k - 1) % self.period == 0 and self.k > self.warmup:
+        if self._begins_cycle(self.k):
             self.cycle_steps = []
         if self.cycle_steps is None:
             return None
@@ -121,13 +142,16 @@ class TextbookAnderson:
             return None
         befores, afters, lrs = zip(*self.cycle_steps, strict=True)
         end = torch.stack(afters[-max(1, self.average_window) :]).mean(0)
-        return self._pair(befores[0], end, torch.stack(lrs).sum(0))
+        return self._pair(befores[0], end, torch.stack(lrs).sum(0) if self._proportional() else lr)
 
     def _pair(self, w: Tensor, u: Tensor, lr: Tensor) -> Pair:
         return Pair(w, self._per_scale(u - w, lr), lr)
 
+    def _proportional(self) -> bool:
+        return not isinstance(self.base, NOT_PROPORTIONAL_TO_LR)
+
     def _scale(self, lr: Tensor) -> Tensor:
-        return torch.ones_like(lr) if isinstance(self.base, NOT_PROPORTIONAL_TO_LR) else lr
+        return lr if self._proportional() else torch.ones_like(lr)
 
     def _per_scale(self, r: Tensor, lr: Tensor) -> Tensor:
         scale = self._scale(lr)
@@ -135,8 +159,7 @@ class TextbookAnderson:
 
     def _store(self, pair: Pair) -> None:
         # Residuals that are not proportional to the learning rate cannot be re-read at another one.
-        comparable = not isinstance(self.base, NOT_PROPORTIONAL_TO_LR)
-        if self.pairs and not comparable and not torch.equal(self.pairs[-1].lr, pair.lr):
+        if self.pairs and not self._proportional() and not torch.equal(self.pairs[-1].lr, pair.lr):
             self.pairs = []
         self.pairs = [*self.pairs, pair][-(self.history_size + 1) :]
 
@@ -189,25 +212,22 @@ class TextbookAnderson:
     # Safeguards
 
     def _judge(self, candidate: Tensor, w: Tensor, r: Tensor, W: Tensor, gain: float, loss_fn: Callable | None) -> str:
-        if gain >= self.max_gain:
+        if self.safeguard == "loss" and loss_fn is None:
+            return "no_loss"
+        if gain > self.max_gain:
             return "no_gain"
         if not candidate.isfinite().all():
             return "nonfinite"
         if (candidate - w).norm() > self.max_jump * W.norm(dim=0).sum():
             return "too_long"
-        match self.safeguard:
-            case "descent":
-                return "accepted" if (candidate - w) @ r > 0 else "descent"
-            case "loss":
-                return self._judge_by_loss(candidate, loss_fn)
-            case "residual":
-                return "pending"
-        return "accepted"
+        if self.safeguard == "descent":
+            return "accepted" if (candidate - w) @ r > 0 else "descent"
+        if self.safeguard == "residual":
+            return "pending"
+        return self._judge_by_loss(candidate, loss_fn) if loss_fn and self.safeguard == "loss" else "accepted"
 
     @torch.no_grad()
-    def _judge_by_loss(self, candidate: Tensor, loss_fn: Callable | None) -> str:
-        if loss_fn is None:
-            return "no_loss"
+    def _judge_by_loss(self, candidate: Tensor, loss_fn: Callable) -> str:
         plain = self._read()
         plain_loss = float(loss_fn())
         self._write(candidate)
@@ -217,7 +237,7 @@ class TextbookAnderson:
 
     def _suspend(self, jump: Tensor) -> None:
         # The keys are the parameters themselves and must stay them; only the values are copied.
-        base_state = {p: copy.deepcopy(state) for p, state in self.base.state.items()}
+        base_state = {p: copy.deepcopy(self.base.state[p]) for p, _ in self._parameters() if p in self.base.state}
         self.pending = Pending(jump, self._read(), self.pairs[-1].rn.norm(), base_state)
         self._write(jump)
 
@@ -232,7 +252,8 @@ class TextbookAnderson:
             return True
         self.last["cause"] = "residual"
         self._write(pending.u)
-        self.base.state.clear()
+        for p, _ in self._parameters():
+            self.base.state.pop(p, None)
         self.base.state.update(pending.base_state)
         self._push(pending.u)
         return False
@@ -244,7 +265,7 @@ class TextbookAnderson:
     def _renew_base_state(self) -> None:
         if self.on_accept != "reset_momentum":
             return
-        for state in self.base.state.values():
+        for state in [self.base.state[p] for p, _ in self._parameters() if p in self.base.state]:
             for name in FIRST_MOMENTS:
                 if isinstance(state.get(name), Tensor):
                     state[name].zero_()
@@ -276,7 +297,9 @@ class TextbookAnderson:
     # Parameters
 
     def _parameters(self) -> list[tuple[Tensor, float]]:
-        return [(p, float(group["lr"])) for group in self.base.param_groups for p in group["params"]]
+        """Those that take part, with their learning rates."""
+        groups = [group for group in self.base.param_groups if group.get("anderson", True)]
+        return [(p, float(group["lr"])) for group in groups for p in group["params"]]
 
     def _read(self) -> Tensor:
         return torch.cat([p.detach().flatten() for p, _ in self._parameters()])

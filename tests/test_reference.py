@@ -162,7 +162,7 @@ def test_accepted_jump_restarts_the_window():
     ("options", "cause"),
     [
         ({"max_jump": 0.9}, "too_long"),  # the path so far is 1 long, so is the jump
-        ({"max_gain": 0.0}, "no_gain"),
+        ({"max_gain": 0.4, "regularization": 1.0}, "no_gain"),  # the gain is 1/2
         ({"relaxation": -1.0}, "descent"),
         ({"safeguard": "loss"}, "no_loss"),
     ],
@@ -224,3 +224,31 @@ def test_step_that_moves_nothing_is_not_counted():
 def test_warmup_neither_stores_nor_jumps():
     w, twin = iterate(halfway_to_two, [0.0], steps=2, period=1, warmup=2)
     assert (w.item(), twin.k, twin.pairs) == (1.5, 2, [])
+
+
+def test_unmeasured_step_counts_where_there_is_a_gradient():
+    _, twin = iterate(lambda w: w, [1.0], steps=3, period=5, store_period=2)
+    assert twin.k == 1  # the first step is not stored, so nobody looks; the second is, and did nothing
+
+
+def test_cycles_of_a_base_that_is_not_proportional_are_compared_by_their_last_learning_rates():
+    w = torch.zeros(1, dtype=torch.float64, requires_grad=True)
+    base = torch.optim.Rprop([w], lr=0.5)
+    twin = TextbookAnderson(base, period=2, residual="cycle")
+    lengths = []
+    for lr in (0.5, 0.25, 0.125, 0.25, 0.25, 0.125):
+        base.param_groups[0]["lr"] = lr
+        w.grad = torch.ones_like(w)
+        twin.step()
+        lengths.append(len(twin.pairs))
+    assert lengths == [0, 1, 1, 2, 2, 1]
+
+
+def test_opted_out_group_takes_no_part():
+    w, other = (torch.zeros(1, dtype=torch.float64, requires_grad=True) for _ in range(2))
+    groups = [{"params": [w]}, {"params": [other], "anderson": False}]
+    twin = TextbookAnderson(torch.optim.SGD(groups, lr=1.0), period=1)
+    for _ in range(2):
+        w.grad, other.grad = (w - halfway_to_two(w)).detach(), -torch.ones_like(other)
+        twin.step()
+    assert (w.item(), other.item()) == (pytest.approx(2.0), 2.0)
