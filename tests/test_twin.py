@@ -170,7 +170,7 @@ MODES = {
 
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("base", BASES)
-def test_weights_leave_the_twins_path(base, mode):
+def test_weights_follow_the_twins_path(base, mode):
     compared, causes = run(Setting(**{**vars(BASES[base]), "noise": 0.05, "options": MODES[mode]}))
     assert compared >= 20
     assert causes
@@ -211,12 +211,12 @@ def random_setting(seed: int) -> Setting:
 
 
 @pytest.mark.parametrize("seed", range(80))
-def test_some_combination_of_options_leaves_the_twins_path(seed):
+def test_any_combination_of_options_follows_the_twins_path(seed):
     compared, _ = run(random_setting(seed))
     assert compared >= 10
 
 
-def test_random_settings_miss_an_outcome():
+def test_random_settings_reach_every_outcome():
     seen = set().union(*(run(random_setting(seed))[1] for seed in range(0, 80, 4)))
     assert seen >= {"accepted", "no_gain", "too_long", "descent", "loss", "residual"}
 
@@ -227,12 +227,12 @@ IDLE_MODES = ["store period 2, period 5", "every step", "cycle", "average", "res
 
 
 @pytest.mark.parametrize("mode", IDLE_MODES)
-def test_step_at_learning_rate_0_ends_what_is_under_way(mode):
+def test_step_at_learning_rate_0_leaves_what_is_under_way(mode):
     run(Setting(SGD, (0.2, 0.05), with_pauses, noise=0.05, options=MODES[mode]))
 
 
 @pytest.mark.parametrize("mode", IDLE_MODES)
-def test_step_with_zero_gradients_ends_what_is_under_way(mode):
+def test_step_with_zero_gradients_leaves_what_is_under_way(mode):
     # In a cycle only the first step is measured, and only there a step of zero is noticed: step 5 begins one.
     run(Setting(SGD, noise=0.05, options=MODES[mode], zero_gradients=(4, 13, 18)))
 
@@ -251,7 +251,7 @@ OPTED_OUT_BUG = pytest.mark.xfail(reason="the state of an opted-out group is res
     ],
 )
 @pytest.mark.parametrize("base", [MOMENTUM, optim.Adam])
-def test_opted_out_group_does_not_train_as_with_the_base_alone(base, mode):
+def test_opted_out_group_trains_as_with_the_base_alone(base, mode):
     setting = Setting(base, (0.02, 0.02), wave, noise=0.2, options=MODES[mode], opted_out=True)
     ours, alone = Training(setting), Training(setting)
     optimizer = Anderson(ours.base, **setting.options)
@@ -263,7 +263,7 @@ def test_opted_out_group_does_not_train_as_with_the_base_alone(base, mode):
         assert torch.equal(ours.params[2], alone.params[2])
 
 
-def test_rejected_jump_stays_in_a_parameter_without_gradient_at_the_next_step():
+def test_rejected_jump_is_taken_back_where_the_next_gradient_is_absent():
     # Steps of 1 and 1/2 at 0 and 1 make the jump to 2; a longer step after it takes both weights back to 3/2.
     first, second = (torch.zeros(1, dtype=torch.float64, requires_grad=True) for _ in range(2))
     optimizer = Anderson(optim.SGD([first, second], lr=1.0), period=2, safeguard="residual", regularization=0.0)
@@ -276,7 +276,7 @@ def test_rejected_jump_stays_in_a_parameter_without_gradient_at_the_next_step():
     assert second.item() == pytest.approx(1.5)
 
 
-def test_parameter_without_gradient_is_moved_by_a_jump():
+def test_jump_leaves_a_parameter_without_gradient():
     first, second = (torch.zeros(1, dtype=torch.float64, requires_grad=True) for _ in range(2))
     optimizer = Anderson(optim.SGD([first, second], lr=1.0), period=3, safeguard=None)
     for gradients in ((-1.0, -1.0), (-0.5, -0.5), (-0.2, None)):
