@@ -349,7 +349,15 @@ class Accelerator:
         kept = self.hooks, self.enabled
         self.__init__(self.base, self.options)  # type: ignore[misc]
         self.hooks, self.enabled = kept
-        self.ensure_blocks()
+        self.begin()
+
+    def begin(self) -> None:
+        """Before the first step: take over what the base's state holds of ours, and be part of it at once if there
+        is any state (Adagrad makes it when it is built), since tools look there for the names to load."""
+        if self.base.state:
+            self.ensure_blocks()
+            self.publish()
+            self.waiting = None
 
     def take_loss_fn(self) -> LossFn | None:
         """The function given ahead of the step, once."""

@@ -7,6 +7,7 @@ and lists would be lost.
 """
 
 from collections.abc import Iterator, Sequence
+from copy import deepcopy
 from itertools import chain, islice
 from typing import TYPE_CHECKING, Any
 
@@ -112,7 +113,7 @@ def _adopt_block(run: "Accelerator", block: Block) -> bool:
             continue
         for name, view in views.items():
             view.copy_(state[name])
-        saved = {name.removeprefix(BASE_PREFIX): state[name] for name in _names(state, BASE_PREFIX)}
+        saved = {name.removeprefix(BASE_PREFIX): deepcopy(state[name]) for name in _names(state, BASE_PREFIX)}
         if saved:
             run.snapshot.state[param] = saved
         if not found:

@@ -109,6 +109,7 @@ class Anderson(Optimizer):
         super().__init__(base.param_groups, {})  # hooks; the groups are the base's
         checkpoint.withdraw(base)  # a checkpoint of ours that the base loaded by itself has lost its precision
         self._accelerator = Accelerator(base, options)
+        self._accelerator.begin()
 
     @classmethod
     def wrapping(cls, base_class: type[Optimizer], **options: Any) -> type[Anderson]:
@@ -291,7 +292,7 @@ class Anderson(Optimizer):
             return
         self.__dict__["_accelerator"] = Accelerator(state["base"], state["options"])
         self._accelerator.enabled = state["enabled"]
-        self._accelerator.ensure_blocks()
+        self._accelerator.begin()
         super().__setstate__({})
 
 

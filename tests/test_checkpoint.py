@@ -1,0 +1,303 @@
+"""Interrupting a run and going on: the same bits as without the interruption, through every kind of checkpoint."""
+
+import copy
+import io
+import pickle
+
+import pytest
+import torch
+from torch.distributed.checkpoint.state_dict import (
+    StateDictOptions,
+    get_model_state_dict,
+    get_optimizer_state_dict,
+    set_model_state_dict,
+    set_optimizer_state_dict,
+)
+from torch.optim import SGD, Adam, AdamW, lr_scheduler
+from training import BASES, EAGER, assert_counters_add_up, assert_same, counts, make, make_model, train, weights
+
+from torch_anderson import Anderson
+
+OPTIONS = {
+    "plain": {},
+    "pending": {"safeguard": "residual"},
+    "cycle": {"residual": "cycle", "period": 4},
+    "cycle mean": {"residual": "cycle", "period": 4, "average_window": 3},
+    "average": {"average_window": 4, "average_tolerance": 0.0},
+    "before the first store": {"store_period": 7, "period": 14},
+    "average and pending": {"average_window": 3, "safeguard": "residual", "period": 2},
+    "damped": {"relaxation": 0.5, "mixing": "anderson", "on_accept": "reset_momentum"},
+    "qr": {"solver": "qr", "warmup": 2},
+}
+SAVABLE = [base for base in BASES if base != "list_state"]
+"""A base that keeps no dictionaries leaves our entries no place."""
+
+
+def through_a_file(state):
+    file = io.BytesIO()
+    torch.save(state, file)
+    file.seek(0)
+    return torch.load(file, weights_only=True)
+
+
+def resumed(model, optimizer, build):
+    """Another model and optimizer, loaded from what was saved of these."""
+    saved = through_a_file({"model": model.state_dict(), "optimizer": optimizer.state_dict()})
+    model, optimizer = build()
+    optimizer.load_state_dict(saved["optimizer"])
+    model.load_state_dict(saved["model"])
+    return model, optimizer
+
+
+def assert_goes_on_as_without(build, interrupt, stop=5, end=30):
+    model, optimizer = build()
+    twin, uninterrupted = build()
+    train(model, optimizer, stop)
+    model, optimizer = interrupt(model, optimizer)
+    losses = train(model, optimizer, end, start=stop)
+    assert losses == train(twin, uninterrupted, end)[stop:]
+    assert_same(weights(model), weights(twin))
+    assert counts(optimizer) == counts(uninterrupted)
+    assert uninterrupted.stats.as_dict()["attempted"] > 0
+    assert_counters_add_up(optimizer)
+
+
+# ------------------------------------------------------------------------------------------- plain files
+
+
+@pytest.mark.parametrize("stop", [1, 6])
+@pytest.mark.parametrize("options", OPTIONS.values(), ids=OPTIONS)
+@pytest.mark.parametrize("base", SAVABLE)
+def test_a_resumed_run_is_the_uninterrupted_one_bit_for_bit(base, options, stop):
+    def build():
+        return make(base, **options)
+
+    assert_goes_on_as_without(build, lambda *run: resumed(*run, build), stop=stop)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float64])
+@pytest.mark.parametrize("options", [OPTIONS["average"], OPTIONS["pending"], OPTIONS["cycle mean"]], ids=str)
+def test_a_resumed_run_is_the_uninterrupted_one_in_every_precision(dtype, options):
+    def build():
+        return make("adamw_foreach", dtype=dtype, **options)
+
+    assert_goes_on_as_without(build, lambda *run: resumed(*run, build))
+
+
+def test_a_jump_that_is_pending_in_a_checkpoint_can_still_be_taken_back():
+    def build():
+        return make("momentum", safeguard="residual")
+
+    for stop in range(3, 25):
+        model, optimizer = build()
+        train(model, optimizer, stop)
+        flat = optimizer.stats.as_dict()
+        pending = flat["attempted"] > flat["accepted"] + flat["rejected_residual"]
+        train(model, optimizer, stop + 1, start=stop)
+        if pending and optimizer.stats.as_dict()["rejected_residual"] > flat["rejected_residual"]:
+            return assert_goes_on_as_without(build, lambda *run: resumed(*run, build), stop=stop)
+    pytest.fail("no jump was taken back")
+
+
+@pytest.mark.parametrize("base", SAVABLE)
+def test_saving_changes_nothing(base):
+    def look(model, optimizer):
+        optimizer.state_dict()
+        return model, optimizer
+
+    for stop in (0, 1, 7):
+        assert_goes_on_as_without(lambda: make(base, average_window=2), look, stop=stop)
+
+
+def test_saving_between_the_first_backward_and_the_first_step_is_harmless():
+    model, optimizer = make("adamw_foreach")
+    optimizer.load_state_dict(optimizer.state_dict())  # as Accelerate does when it prepares an optimizer
+    model(torch.ones(1, 4)).sum().backward()
+    optimizer.state_dict()
+    optimizer.step()  # Adam makes its moments only where it finds no state at all
+
+
+@pytest.mark.parametrize("options", OPTIONS.values(), ids=OPTIONS)
+def test_loading_takes_copies_of_our_entries(options):
+    model, optimizer = make("adamw_foreach", **options)
+    train(model, optimizer, 7)
+    saved = through_a_file(optimizer.state_dict())
+    expected = copy.deepcopy(saved)
+    train(model, optimizer, 14)
+    optimizer.load_state_dict(saved)
+    train(model, optimizer, 14)
+    assert saved["param_groups"] == expected["param_groups"]
+    for key, state in expected["state"].items():
+        assert saved["state"][key].keys() == state.keys()
+        ours = [name for name in state if name.startswith("anderson_")]
+        assert_same([saved["state"][key][name] for name in ours], [state[name] for name in ours])
+
+
+@pytest.mark.parametrize("base", SAVABLE)
+def test_history_is_saved_in_the_precision_it_is_kept_in(base):
+    model, optimizer = make(base, dtype=torch.bfloat16) if base != "lbfgs" else make(base)
+    train(model, optimizer, 7)
+    for state in optimizer.state_dict()["state"].values():
+        assert state["anderson_map_diffs"].dtype in (torch.float32, torch.float64)
+
+
+# ------------------------------------------------------------------------------- wrapped and unwrapped
+
+
+@pytest.mark.parametrize("base", BASES)
+def test_a_checkpoint_of_the_bare_base_starts_an_empty_history(base):
+    plain = make_model()
+    bare = BASES[base](plain.parameters())
+    train(plain, bare, 5)
+    model, optimizer = make(base, period=50)
+    train(model, optimizer, 3)
+    optimizer.load_state_dict(through_a_file(bare.state_dict()))
+    model.load_state_dict(plain.state_dict())
+    assert counts(optimizer) == {}
+    train(model, optimizer, 20, start=5)
+    train(plain, bare, 20, start=5)
+    assert_same(weights(model), weights(plain))
+    assert optimizer.options.period == 50
+
+
+@pytest.mark.parametrize("base", BASES)
+def test_the_bare_base_trains_on_from_our_checkpoint(base):
+    model, optimizer = make(base)
+    train(model, optimizer, 7)
+    plain = make_model()
+    bare = BASES[base](plain.parameters())
+    plain.load_state_dict(model.state_dict())
+    bare.load_state_dict(through_a_file(optimizer.state_dict()))
+    with optimizer.disabled():
+        train(model, optimizer, 12, start=7)
+    train(plain, bare, 12, start=7)
+    assert_same(weights(model), weights(plain))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_entries_that_the_bare_base_has_loaded_and_cast_are_not_believed(dtype):
+    model, optimizer = make("adamw_foreach", dtype=dtype, safeguard="residual")
+    train(model, optimizer, 6)
+    bare = BASES["adamw_foreach"](model.parameters())
+    bare.load_state_dict(optimizer.state_dict())
+    again = Anderson(bare, **EAGER)
+    train(model, again, 1)
+    assert counts(again) == {}
+
+
+def test_a_group_that_opted_out_stays_out_when_a_checkpoint_of_the_bare_base_is_loaded():
+    model, plain = make_model(), make_model()
+    groups = [{"params": model[0].parameters(), "anderson": False}, {"params": model[2].parameters()}]
+    optimizer = Anderson(SGD(groups, lr=0.1), **EAGER)
+    bare = SGD([{"params": plain[0].parameters()}, {"params": plain[2].parameters()}], lr=0.1)
+    optimizer.load_state_dict(bare.state_dict())
+    assert [group.get("anderson", True) for group in optimizer.param_groups] == [False, True]
+
+
+# ------------------------------------------------------------------------------- distributed checkpoints
+
+FORMS = {
+    "nested": StateDictOptions(),
+    "flattened": StateDictOptions(flatten_optimizer_state_dict=True),
+    "full": StateDictOptions(full_state_dict=True),
+    "full on cpu": StateDictOptions(full_state_dict=True, cpu_offload=True),
+}
+
+
+@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("base", ["sgd", "momentum", "adamw_foreach", "adamw_fused", "adagrad"])
+@pytest.mark.parametrize("options", [OPTIONS["pending"], OPTIONS["average"], OPTIONS["cycle mean"]], ids=str)
+def test_a_distributed_checkpoint_resumes_bit_for_bit(base, form, options):
+    def build():
+        return make(base, **options)
+
+    def interrupt(model, optimizer):
+        state = get_optimizer_state_dict(model, optimizer, options=FORMS[form])
+        saved = through_a_file({"model": get_model_state_dict(model), "optimizer": state})
+        model, optimizer = build()
+        set_model_state_dict(model, saved["model"])
+        set_optimizer_state_dict(model, optimizer, saved["optimizer"], options=FORMS[form])
+        return model, optimizer
+
+    assert_goes_on_as_without(build, interrupt, stop=6)
+
+
+@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("base", ["sgd", "momentum", "adamw_foreach", "adamw_fused", "adagrad"])
+def test_distributed_checkpoints_at_any_time_change_nothing(base, form):
+    model, optimizer = make(base, safeguard="residual")
+    twin, undisturbed = make(base, safeguard="residual")
+    get_optimizer_state_dict(twin, undisturbed, options=FORMS[form])  # makes Adam count a step
+    for i in range(20):
+        get_optimizer_state_dict(model, optimizer, options=FORMS[form])
+        train(model, optimizer, i + 1, start=i)
+    train(twin, undisturbed, 20)
+    assert_same(weights(model), weights(twin))
+    assert counts(optimizer) == counts(undisturbed)
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_a_distributed_checkpoint_made_before_the_first_step_loads(form):
+    model, optimizer = make("adamw_foreach")
+    saved = through_a_file(get_optimizer_state_dict(model, optimizer, options=FORMS[form]))
+    assert counts(optimizer) == {}
+    other, fresh = make("adamw_foreach")
+    set_optimizer_state_dict(other, fresh, saved, options=FORMS[form])
+    train(model, optimizer, 10)
+    train(other, fresh, 10)
+    assert_same(weights(model), weights(other))
+
+
+# ------------------------------------------------------------------------------------------------ copies
+
+
+def copied(model, optimizer):
+    return copy.deepcopy((model, optimizer))
+
+
+def pickled(model, optimizer):
+    return pickle.loads(pickle.dumps((model, optimizer)))
+
+
+@pytest.mark.parametrize("duplicate", [copied, pickled])
+@pytest.mark.parametrize("options", OPTIONS.values(), ids=OPTIONS)
+@pytest.mark.parametrize("base", [base for base in SAVABLE if base != "lbfgs"])  # torch's own cannot be copied
+def test_a_copy_goes_on_as_the_original(base, options, duplicate):
+    assert_goes_on_as_without(lambda: make(base, **options), duplicate, stop=6)
+
+
+@pytest.mark.parametrize("duplicate", [copied, pickled])
+def test_a_copy_of_a_wrapping_class_goes_on_as_the_original(duplicate):
+    def build():
+        model = make_model()
+        return model, Anderson.wrapping(Adam, **EAGER)(model.parameters(), lr=1e-2)
+
+    assert_goes_on_as_without(build, duplicate)
+    assert type(duplicate(*build())[1]).__name__ == "AndersonAdam"
+
+
+@pytest.mark.parametrize("duplicate", [copied, pickled])
+def test_a_copy_made_under_a_scheduler_moves_its_own_weights_only(duplicate):
+    model, optimizer = make("adamw_foreach")
+    lr_scheduler.StepLR(optimizer, 3)
+    train(model, optimizer, 7)
+    before = weights(model)
+    twin, other = duplicate(model, optimizer)
+    train(twin, other, 14)
+    assert_same(weights(model), before)
+    assert not any(torch.equal(a, b) for a, b in zip(weights(twin), before, strict=True))
+
+
+def test_a_copy_stays_disabled():
+    _, optimizer = make("sgd")
+    with optimizer.disabled():
+        twin = copy.deepcopy(optimizer)
+    model = make_model()
+    assert twin.base is not optimizer.base
+    plain = AdamW(model.parameters())
+    assert repr(plain) in repr(Anderson(plain))
+    for p in twin.param_groups[0]["params"]:
+        p.grad = torch.ones_like(p)
+    for _ in range(9):
+        twin.step()
+    assert counts(twin) == {}
