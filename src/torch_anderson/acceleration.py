@@ -16,7 +16,7 @@ from . import base_state, checkpoint, joint
 from .averaging import noise_projection
 from .evaluation import LossFn, evaluate
 from .options import Options
-from .parameters import Block, Layout, build_blocks, columns_of, refuse_sparse
+from .parameters import Block, Layout, accelerated, build_blocks, columns_of, refuse_sparse
 from .safeguard import MAX_GAIN, Decision, Jump, geometric_test, loss_test, residual_test
 from .stats import Acceleration, Pending, Stats
 
@@ -165,7 +165,6 @@ class Accelerator:
         record = self._record(problem)
         if cause := self._reason_to_skip(record, loss_fn):
             return self._skip(cause, record)
-        self.stats.counts["attempted"] += 1
         length, descent = joint.form_candidates(self.blocks, problem, self.options)
         record = replace(record, step_ratio=length / record.residual_norm)
         decision = geometric_test(
@@ -175,6 +174,7 @@ class Accelerator:
         )
         if decision.accepted:
             decision = self._write_candidates(loss_fn)
+        self.stats.counts["attempted"] += 1
         if decision.accepted and self.options.safeguard == "residual":
             self.snapshot.take(self.base)
             self.pending = Pending(problem.normalized_norm, record)
@@ -211,10 +211,13 @@ class Accelerator:
         plain = [block.keep_last_iterate() if self._cycle_mean else block.history.last_map for block in self.blocks]
         before = evaluate(loss_fn, params)
         self._write([block.iterate for block in self.blocks])
-        decision = loss_test(before, evaluate(loss_fn, params))
+        decision = Decision(False)
+        try:
+            decision = loss_test(before, evaluate(loss_fn, params))
+        finally:
+            if not decision.accepted:
+                self._write(plain)
         self.stats.counts["extra_evaluations"] += 2
-        if not decision.accepted:
-            self._write(plain)
         return decision
 
     def _write(self, vectors: list[Tensor]) -> None:
@@ -318,7 +321,7 @@ class Accelerator:
     def _look_around(self) -> None:
         """Before a step: has anybody written to the parameters, or given them gradients we cannot read?"""
         if self.waiting is None:
-            refuse_sparse(p for group in self.base.param_groups for p in group["params"])
+            refuse_sparse(p for _, p in accelerated(self.base.param_groups))
         if self._versions is not None and self._versions != self._version():
             self.cancel()
         if not self._cyclic:
