@@ -37,16 +37,14 @@ class GroupCounter(Optimizer):
 
     def __init__(self, params, lr=0.05):
         super().__init__(params, {"lr": lr})
-        for group in self.param_groups:
-            group.update(k=0, total=torch.zeros(()))
 
     @torch.no_grad()
     def step(self, closure=None):
         with torch.enable_grad():
             loss = closure() if closure else None
         for group in self.param_groups:
-            group["k"] += 1
-            group["total"] += 1
+            group["k"] = group.get("k", 0) + 1
+            group.setdefault("total", torch.zeros(())).add_(1)
             for p in group["params"]:
                 if p.grad is not None:
                     p.add_(

@@ -222,7 +222,8 @@ class Accelerator:
 
     def _write(self, vectors: list[Tensor]) -> None:
         for block, vector in zip(self.blocks, vectors, strict=True):
-            block.write(vector)
+            if any(p.grad is not None for p in block.params):
+                block.write(vector)
 
     # --------------------------------------------------------------------------------------------- decisions
 
@@ -286,7 +287,7 @@ class Accelerator:
         for block, window in zip(self.blocks, windows, strict=True):
             for a, b in block.chunks():
                 torch.where(noisy.to(block.device), window.mean(a, b), window.newest[a:b], out=block.iterate[a:b])
-            block.write(block.iterate)
+        self._write([block.iterate for block in self.blocks])
 
     # --------------------------------------------------------------------------------------------- lifecycle
 

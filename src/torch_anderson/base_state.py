@@ -9,6 +9,8 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
+from .parameters import accelerated
+
 logger = logging.getLogger("torch_anderson")
 
 PREFIX = "anderson_"
@@ -28,7 +30,8 @@ def own_entries(state: State) -> dict[str, Any]:
 
 
 class Snapshot:
-    """A copy of the base's state in buffers that are used again, and of the values of its groups."""
+    """A copy of the base's state in buffers that are used again: what it keeps for the parameters that take part,
+    and for all parameters together."""
 
     def __init__(self) -> None:
         self.state: dict[Any, Any] = {}
@@ -36,7 +39,7 @@ class Snapshot:
     def take(self, base: Optimizer) -> None:
         """Copy the state. Entries absent now are absent in the copy, and vanish on ``restore``."""
         old, self.state = self.state, {}
-        for key, entries in base.state.items():
+        for key, entries in _taking_part(base):
             if isinstance(entries, dict):
                 buffers = old.get(key, {})
                 own = own_entries(entries)
@@ -47,19 +50,25 @@ class Snapshot:
     def restore(self, base: Optimizer) -> None:
         """Put the state back, in place where the tensors are still there.
 
-        A parameter that had none goes without ours too, since the base makes its own only where it finds nothing.
+        A parameter that had none is without ours too, since many a base makes its own only where it finds nothing.
         """
-        for key, entries in list(base.state.items()):
-            saved = self.state.get(key)
-            if not isinstance(entries, dict):
-                base.state[key] = entries if saved is None else _copied(saved, None)
-            elif saved is None:
-                entries.clear()
-            else:
+        for key, entries in _taking_part(base):
+            if key not in self.state:
+                if isinstance(key, Tensor):
+                    del base.state[key]
+            elif isinstance(entries, dict):
+                saved = self.state[key]
                 for name in own_entries(entries).keys() - saved.keys():
                     del entries[name]
                 for name, value in saved.items():
                     entries[name] = _copied(value, entries.get(name))
+            else:
+                base.state[key] = _copied(self.state[key], None)
+
+
+def _taking_part(base: Optimizer) -> list[tuple[Any, Any]]:
+    params = {param for _, param in accelerated(base.param_groups)}
+    return [(key, entries) for key, entries in base.state.items() if not isinstance(key, Tensor) or key in params]
 
 
 def _copied(value: Any, buffer: Any) -> Any:
@@ -86,6 +95,8 @@ def group_values(base: Optimizer) -> list[dict[str, Any]]:
 def restore_group_values(base: Optimizer, values: list[dict[str, Any]]) -> None:
     """Undo what the base's step wrote into its groups."""
     for group, saved in zip(base.param_groups, values, strict=True):
+        if not group.get("anderson", True):
+            continue
         for name in group.keys() - saved.keys() - {"params"}:
             del group[name]
         for name, value in saved.items():
