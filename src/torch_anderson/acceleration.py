@@ -4,7 +4,7 @@ import logging
 from collections import OrderedDict
 from collections.abc import Callable
 from dataclasses import replace
-from math import hypot, sqrt
+from math import hypot, inf, sqrt
 from typing import Any
 
 import torch
@@ -17,7 +17,18 @@ from .averaging import noise_projection
 from .evaluation import LossFn, evaluate
 from .options import Options
 from .parameters import Block, Layout, accelerated, build_blocks, columns_of, refuse_sparse
-from .safeguard import MAX_GAIN, Decision, Jump, geometric_test, loss_test, residual_test
+from .safeguard import (
+    MAX_GAIN,
+    SMOOTH,
+    TRUSTED_GAIN,
+    Decision,
+    Jump,
+    adjusted_gain,
+    geometric_test,
+    loss_test,
+    residual_test,
+    smoothness,
+)
 from .stats import Acceleration, Pending, Stats
 
 logger = logging.getLogger("torch_anderson")
@@ -36,6 +47,7 @@ class Accelerator:
         self.blocks: list[Block] = []
         self.k = 0
         self.pair_steps = 0  # base steps in the cycle under way
+        self.pairs_since_jump = 0
         self.pending: Pending | None = None
         self.snapshot = base_state.Snapshot()
         self._layout: Layout | None = None
@@ -142,6 +154,7 @@ class Accelerator:
             read = block.read_mean(self.options.average_window) if self._cycle_mean else block.read
             block.history.store(block.iterate, read, block.learning_rate)
         self.pair_steps = 0
+        self.pairs_since_jump += 1
 
     def _restart_if_learning_rate_changed(self) -> None:
         if any(block.stored_rate not in (None, self._learning_rate(block)) for block in self.blocks):
@@ -170,7 +183,7 @@ class Accelerator:
         decision = geometric_test(
             Jump(length, descent, problem.path),
             max_jump=self.options.max_jump,
-            descent=self.options.safeguard == "descent",
+            least_descent=self._least_descent(record),
         )
         if decision.accepted:
             decision = self._write_candidates(loss_fn)
@@ -200,14 +213,30 @@ class Accelerator:
             return "no_loss"
         if record.gain > MAX_GAIN:
             return "no_gain"
+        return self._reason_to_distrust(record) if self.options.safeguard == "descent" else ""
+
+    def _reason_to_distrust(self, record: Acceleration) -> str:
+        """Why "descent" does not even form a candidate. A cycle has a signal of its own, above the noise."""
+        if self._cyclic:
+            return ""
+        if adjusted_gain(record.gain, record.rank, sum(block.n for block in self.blocks)) > TRUSTED_GAIN:
+            return "no_gain"
+        if smoothness(record.gram or [], self.pairs_since_jump - 1) < SMOOTH:
+            return "noisy"
         return ""
+
+    def _least_descent(self, record: Acceleration) -> float:
+        """What the inner product of the jump with r must exceed: that of the plain step, |r|^2."""
+        if self.options.safeguard != "descent":
+            return -inf
+        return 0.0 if self._cyclic else record.residual_norm**2
 
     def _write_candidates(self, loss_fn: LossFn | None) -> Decision:
         """Set the weights to the candidate; go back if the loss is asked for and not lower there."""
         if self.options.safeguard != "loss" or loss_fn is None:
             self._write([block.iterate for block in self.blocks])
             return Decision(True)
-        params = [p for block in self.blocks for p in block.params]
+        params = [p for group in self.base.param_groups for p in group["params"]]
         plain = [block.keep_last_iterate() if self._cycle_mean else block.history.last_map for block in self.blocks]
         before = evaluate(loss_fn, params)
         self._write([block.iterate for block in self.blocks])
@@ -253,8 +282,10 @@ class Accelerator:
 
     def _conclude(self, decision: Decision, record: Acceleration) -> None:
         self.stats.counts["accepted" if decision.accepted else f"rejected_{decision.cause}"] += 1
-        if decision.accepted and self.options.on_accept == "reset_momentum":
-            base_state.reset_momentum(self.base)
+        if decision.accepted:
+            self.pairs_since_jump = 0
+            if self.options.on_accept == "reset_momentum":
+                base_state.reset_momentum(self.base)
         self._tell(replace(record, cause=decision.cause))
 
     def _tell(self, record: Acceleration) -> None:
@@ -297,6 +328,7 @@ class Accelerator:
         self._forget_pairs()
 
     def _forget_pairs(self) -> None:
+        self.pairs_since_jump = 0
         for block in self.blocks:
             block.reset()
         self.stats.counts["restarts"] += 1
