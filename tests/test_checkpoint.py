@@ -141,6 +141,54 @@ def test_history_is_saved_in_the_precision_it_is_kept_in(base):
         assert state["anderson_map_diffs"].dtype in (torch.float32, torch.float64)
 
 
+# --------------------------------------------------------------------- parameters that are not there yet
+
+
+class Sleeper(torch.nn.Module):
+    """A model with parameters of which some get no gradient before ``wakes``, and some never take part."""
+
+    def __init__(self, wakes, sleeps_at=5.0):
+        super().__init__()
+        self.model, self.wakes, self.uses = make_model(), wakes, 0
+        self.sleeping = torch.nn.Parameter(torch.full((3,), sleeps_at))
+        self.opted_out = torch.nn.Parameter(torch.full((3,), 5.0))
+
+    def forward(self, x):
+        self.uses += 1
+        y = self.model(x) + 0.1 * self.opted_out.square().sum()
+        return y + 0.1 * self.sleeping.square().sum() if self.uses > self.wakes else y
+
+
+@pytest.mark.parametrize("order", ["same group", "group before", "group behind"])
+@pytest.mark.parametrize("stop", [4, 6, 7, 8])
+@pytest.mark.parametrize("options", OPTIONS.values(), ids=OPTIONS)
+def test_parameters_that_wake_up_after_the_checkpoint_resume_bit_for_bit(order, stop, options):
+    def build(sleeps_at=5.0):
+        model = Sleeper(wakes=stop, sleeps_at=sleeps_at)
+        awake, asleep = list(model.model.parameters()), [model.sleeping]
+        groups = {"same group": [awake + asleep], "group before": [asleep, awake], "group behind": [awake, asleep]}
+        groups = [{"params": params} for params in groups[order]]
+        groups.append({"params": [model.opted_out], "anderson": False})
+        return model, Anderson(AdamW(groups, lr=1e-2), **{**EAGER, **options})
+
+    def interrupt(model, optimizer):
+        again, other = resumed(model, optimizer, lambda: build(sleeps_at=0.0))
+        again.uses = model.uses
+        return again, other
+
+    assert_goes_on_as_without(build, interrupt, stop=stop)
+
+
+def test_a_base_without_dictionaries_resumes_with_an_empty_history():
+    model, optimizer = make("list_state", period=50)
+    train(model, optimizer, 5)
+    again, other = resumed(model, optimizer, lambda: make("list_state", period=50))
+    assert_same(other.state[next(again.parameters())][:1], optimizer.state[next(model.parameters())][:1])
+    train(model, optimizer, 20, start=5)
+    train(again, other, 20, start=5)
+    assert_same(weights(again), weights(model))
+
+
 # ------------------------------------------------------------------------------- wrapped and unwrapped
 
 

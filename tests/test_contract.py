@@ -93,6 +93,28 @@ def test_disabled_steps_are_those_of_the_base_bit_for_bit(base):
 
 
 @every_base
+@pytest.mark.parametrize("safeguard", ["descent", "loss", "residual", None])
+def test_the_closure_is_called_as_often_as_by_the_base(base, safeguard):
+    def calls(make_optimizer, **step_options):
+        model, called = make_model(), []
+        optimizer = make_optimizer(BASES[base](model.parameters()))
+
+        def closure():
+            called.append(1)
+            optimizer.zero_grad()
+            loss = loss_of(model, 0)
+            loss.backward()
+            return loss
+
+        for _ in range(2):  # the second step may come after a jump, where LBFGS may need another number of them
+            optimizer.step(closure, **step_options)
+        return len(called)
+
+    options = {**EAGER, "safeguard": safeguard, "period": 2}
+    assert calls(lambda b: Anderson(b, **options), loss_fn=lambda: 1.0) == calls(lambda b: b)
+
+
+@every_base
 def test_steps_before_the_first_jump_are_those_of_the_base_bit_for_bit(base):
     model, optimizer = make(base, period=10)
     plain = make_model()

@@ -224,6 +224,18 @@ def test_groups_of_different_precision_and_rate_are_accelerated_together():
     assert quadratic(params) < 1e-2
 
 
+@every_kind
+def test_a_model_that_changes_its_precision_keeps_its_history(options):
+    model, optimizer = make("sgd", **options)
+    train(model, optimizer, 9)
+    before = counts(optimizer)
+    model.double()
+    train(model, optimizer, 21, start=9)
+    assert optimizer.stats.as_dict()["attempted"] > before["attempted"]
+    assert "restarts" not in counts(optimizer)
+    assert all(p.dtype is torch.float64 and p.isfinite().all() for p in model.parameters())
+
+
 # ------------------------------------------------------------------------------------- outside writes
 
 

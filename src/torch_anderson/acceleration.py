@@ -355,6 +355,7 @@ class Accelerator:
         """Before a step: has anybody written to the parameters, or given them gradients we cannot read?"""
         if self.waiting is None:
             refuse_sparse(p for _, p in accelerated(self.base.param_groups))
+            checkpoint.stand_still(self)
         if self._versions is not None and self._versions != self._version():
             self.cancel()
         if not self._cyclic:

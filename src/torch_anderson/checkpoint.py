@@ -96,12 +96,28 @@ def _names(state: Any, prefix: str) -> list[str]:
 def adopt(run: "Accelerator") -> None:
     """Take over the entries found in the base's state: from a checkpoint, a copy, or another device.
 
-    A parameter without entries has had no gradient so far: its rows are zero and its map is where it stands.
+    A parameter without entries has had no gradient so far: its residuals are zero, and ``stand_still`` does the rest.
     """
     known = [block for block in run.blocks if _adopt_block(run, block)]
     for block in run.blocks if known else []:
         if block not in known:
             block.take_progress(known[0])
+            block.history.fresh = known[0].history.fresh
+
+
+def stand_still(run: "Accelerator") -> None:
+    """Let the map, the anchor and the window of parameters without entries be where these stand.
+
+    Done before a step, not when a checkpoint is loaded: the weights may be loaded later.
+    """
+    names = ("last_map", "iterate") if run.options.residual == "cycle" else ("last_map", "iterate", "window")
+    for block in run.blocks:
+        for param, views in entries(block):
+            state = run.base.state.get(param, {})
+            if isinstance(state, dict) and PREFIX + "path_sq" not in state:
+                for name in names:
+                    if PREFIX + name in views:
+                        views[PREFIX + name].copy_(_real(param))
 
 
 def _adopt_block(run: "Accelerator", block: Block) -> bool:
@@ -109,7 +125,6 @@ def _adopt_block(run: "Accelerator", block: Block) -> bool:
     for param, views in entries(block):
         state = run.base.state.get(param, {})
         if not all(name in state and state[name].shape == view.shape for name, view in views.items()):
-            views[PREFIX + "last_map"].copy_(_real(param))
             continue
         for name, view in views.items():
             view.copy_(state[name])
