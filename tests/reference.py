@@ -12,6 +12,7 @@ acceleration and solved by SVD; speed and memory are no concern. Tests run both 
 
 import copy
 from collections.abc import Callable
+from itertools import pairwise
 from typing import NamedTuple
 
 import torch
@@ -65,6 +66,8 @@ class TextbookAnderson:
         safeguard: str | None = "descent",
         on_accept: str = "keep",
         max_gain: float = 0.98,
+        trusted_gain: float = 0.9,
+        smooth: float = 0.7,
     ) -> None:
         self.base = base
         self.history_size, self.period, self.store_period = history_size, period, store_period
@@ -73,8 +76,10 @@ class TextbookAnderson:
         self.average_window, self.average_tolerance = average_window, average_tolerance
         self.average_criterion, self.regularization = average_criterion, regularization
         self.max_jump, self.safeguard, self.max_gain = max_jump, safeguard, max_gain
+        self.trusted_gain, self.smooth = trusted_gain, smooth
         self.on_accept = on_accept
         self.k = 0
+        self.pairs_since_jump = 0
         self.pairs: list[Pair] = []
         self.window: list[Tensor] = []
         self.last: dict | None = None
@@ -160,8 +165,9 @@ class TextbookAnderson:
     def _store(self, pair: Pair) -> None:
         # Residuals that are not proportional to the learning rate cannot be re-read at another one.
         if self.pairs and not self._proportional() and not torch.equal(self.pairs[-1].lr, pair.lr):
-            self.pairs = []
+            self.pairs, self.pairs_since_jump = [], 0
         self.pairs = [*self.pairs, pair][-(self.history_size + 1) :]
+        self.pairs_since_jump += 1
 
     # Extrapolation
 
@@ -173,7 +179,7 @@ class TextbookAnderson:
         g = self._coefficients(r, R)
         gain = ((r - R @ g).norm() / r.norm()).item()
         candidate = self._mix(w, r, W, R, g)
-        cause = self._judge(candidate, w, r, W, gain, loss_fn)
+        cause = self._reason_to_skip(r, R, gain, loss_fn) or self._judge(candidate, w, r, W, loss_fn)
         self.last = {"coefficients": g, "gain": gain, "cause": cause}
         if cause == "pending":
             self._suspend(candidate)
@@ -211,17 +217,32 @@ class TextbookAnderson:
 
     # Safeguards
 
-    def _judge(self, candidate: Tensor, w: Tensor, r: Tensor, W: Tensor, gain: float, loss_fn: Callable | None) -> str:
+    def _reason_to_skip(self, r: Tensor, R: Tensor, gain: float, loss_fn: Callable | None) -> str:
         if self.safeguard == "loss" and loss_fn is None:
             return "no_loss"
         if gain > self.max_gain:
             return "no_gain"
+        if self.safeguard != "descent" or self.cycle:
+            return ""
+        # As many columns as this explain some of any residual: the gain that n - columns free numbers would show.
+        n, columns = len(r), int((R.norm(dim=0) > 0).sum())
+        if n <= columns or gain * (n / (n - columns)) ** 0.5 > self.trusted_gain:
+            return "no_gain"
+        return "noisy" if self._smoothness(R) < self.smooth else ""
+
+    def _smoothness(self, R: Tensor) -> float:
+        """Mean cosine between consecutive changes of the residual since the last jump; 1 if there are none."""
+        changes = R.T[-(self.pairs_since_jump - 1) :] if self.pairs_since_jump > 1 else []
+        cosines = [torch.cosine_similarity(a, b, dim=0) for a, b in pairwise(changes) if a.any() and b.any()]
+        return torch.stack(cosines).mean().item() if cosines else 1.0
+
+    def _judge(self, candidate: Tensor, w: Tensor, r: Tensor, W: Tensor, loss_fn: Callable | None) -> str:
         if not candidate.isfinite().all():
             return "nonfinite"
         if (candidate - w).norm() > self.max_jump * W.norm(dim=0).sum():
             return "too_long"
-        if self.safeguard == "descent":
-            return "accepted" if (candidate - w) @ r > 0 else "descent"
+        if self.safeguard == "descent":  # further along the residual than the plain step; after a cycle, at all
+            return "accepted" if (candidate - w) @ r > (0 if self.cycle else r @ r) else "descent"
         if self.safeguard == "residual":
             return "pending"
         return self._judge_by_loss(candidate, loss_fn) if loss_fn and self.safeguard == "loss" else "accepted"
@@ -263,6 +284,7 @@ class TextbookAnderson:
         self._renew_base_state()
 
     def _renew_base_state(self) -> None:
+        self.pairs_since_jump = 0
         if self.on_accept != "reset_momentum":
             return
         for state in [self.base.state[p] for p, _ in self._parameters() if p in self.base.state]:

@@ -14,7 +14,7 @@ UNGUARDED = {"safeguard": None, "max_jump": math.inf, "max_gain": math.inf}
 def iterate(fixed_point_map, start, steps, base=torch.optim.SGD, lr=1.0, **options):
     """`steps` steps of the twin over gradient descent whose step at learning rate 1 is `fixed_point_map`."""
     w = torch.tensor(start, dtype=torch.float64, requires_grad=True)
-    twin = TextbookAnderson(base([w], lr=lr), **options)
+    twin = TextbookAnderson(base([w], lr=lr), **{"safeguard": None, **options})
     for _ in range(steps):
         w.grad = (w - fixed_point_map(w)).detach()
         twin.step()
@@ -106,7 +106,7 @@ def test_two_dimensions_one_column_by_hand():
 def test_old_pairs_are_read_at_the_present_learning_rate():
     w = torch.zeros(1, dtype=torch.float64, requires_grad=True)
     base = torch.optim.SGD([w], lr=0.5)
-    twin = TextbookAnderson(base, period=1)
+    twin = TextbookAnderson(base, period=1, safeguard=None)
     for lr in (0.5, 0.125):  # both pairs lie on the line lr (2 - w), whose root is 2 at any lr
         base.param_groups[0]["lr"] = lr
         w.grad = w.detach() - 2
@@ -117,7 +117,7 @@ def test_old_pairs_are_read_at_the_present_learning_rate():
 def test_history_is_reset_where_steps_are_not_proportional_to_the_learning_rate():
     w = torch.zeros(1, dtype=torch.float64, requires_grad=True)
     base = torch.optim.Rprop([w], lr=0.5)
-    twin = TextbookAnderson(base, period=1)
+    twin = TextbookAnderson(base, period=1, safeguard=None)
     for lr in (0.5, 0.5, 0.125):
         base.param_groups[0]["lr"] = lr
         w.grad = torch.ones_like(w)
@@ -163,7 +163,6 @@ def test_accepted_jump_restarts_the_window():
     [
         ({"max_jump": 0.9}, "too_long"),  # the path so far is 1 long, so is the jump
         ({"max_gain": 0.4, "regularization": 1.0}, "no_gain"),  # the gain is 1/2
-        ({"relaxation": -1.0}, "descent"),
         ({"safeguard": "loss"}, "no_loss"),
     ],
 )
@@ -171,6 +170,31 @@ def test_refused_jump_leaves_the_plain_step(options, cause):
     w, twin = iterate(halfway_to_two, [0.0], steps=2, period=1, **options)
     assert twin.last["cause"] == cause
     assert w.item() == 1.5
+
+
+# 4 equal entries, r = 1/2 and jumps of beta along it; the plain step goes 1/2. With 1 entry, 1 column fits anything.
+@pytest.mark.parametrize(
+    ("entries", "beta", "cause", "end"),
+    [(4, 1.0, "accepted", 2.0), (4, 0.4, "descent", 1.5), (1, 1.0, "no_gain", 1.5)],
+)
+def test_descent_safeguard_wants_more_than_the_plain_step(entries, beta, cause, end):
+    options = {"period": 1, "relaxation": beta, "safeguard": "descent"}
+    w, twin = iterate(halfway_to_two, [0.0] * entries, steps=2, **options)
+    assert twin.last["cause"] == cause
+    assert w.tolist() == pytest.approx([end] * entries)
+
+
+# Residuals along (1, a, 0, 0), then their change turns by an angle: its cosine is what counts.
+@pytest.mark.parametrize(("turn", "cause"), [(1.0, "noisy"), (0.9, "accepted")])
+def test_descent_safeguard_takes_residuals_whose_changes_turn_for_noise(turn, cause):
+    w = torch.zeros(4, dtype=torch.float64, requires_grad=True)
+    twin = TextbookAnderson(torch.optim.SGD([w], lr=1.0), period=3, safeguard="descent")
+    residuals = torch.tensor([[4.0, 4.0, 0, 0], [3.0, 4.0, 0, 0], [2.0, 4.0 - turn, 0, 0]], dtype=torch.float64)
+    for residual in residuals:  # changes (-1, 0) and (-1, -turn): cosine 1 / sqrt(1 + turn^2) = 0.707, 0.743
+        w.grad = -residual
+        twin.smooth = 0.72
+        twin.step()
+    assert twin.last["cause"] == cause
 
 
 @pytest.mark.parametrize(("minimum", "cause", "end"), [(2.0, "accepted", 2.0), (1.5, "loss", 1.5)])
@@ -247,7 +271,7 @@ def test_cycles_of_a_base_that_is_not_proportional_are_compared_by_their_last_le
 def test_opted_out_group_takes_no_part():
     w, other = (torch.zeros(1, dtype=torch.float64, requires_grad=True) for _ in range(2))
     groups = [{"params": [w]}, {"params": [other], "anderson": False}]
-    twin = TextbookAnderson(torch.optim.SGD(groups, lr=1.0), period=1)
+    twin = TextbookAnderson(torch.optim.SGD(groups, lr=1.0), period=1, safeguard=None)
     for _ in range(2):
         w.grad, other.grad = (w - halfway_to_two(w)).detach(), -torch.ones_like(other)
         twin.step()

@@ -24,6 +24,11 @@ from torch_anderson import Anderson, safeguard
 STEPS = 30
 TOLERANCE = 1e-8
 CHAOS = 1e-9
+CONSTANTS = {
+    "max_gain": safeguard.MAX_GAIN,
+    "trusted_gain": safeguard.TRUSTED_GAIN,
+    "smooth": safeguard.SMOOTH,
+}
 Schedule = Callable[[int], float]
 
 
@@ -107,7 +112,7 @@ def run(setting: Setting) -> tuple[int, set[str]]:
         disturbed.params[0].mul_(1 + 4e-16)
     library = Anderson(ours.base, **options)
     options.pop("solver", None)
-    twin, other_twin = (TextbookAnderson(t.base, **options, max_gain=safeguard.MAX_GAIN) for t in (textbook, disturbed))
+    twin, other_twin = (TextbookAnderson(t.base, **options, **CONSTANTS) for t in (textbook, disturbed))
     causes: list[str] = []
     library.register_acceleration_hook(lambda record: causes.append(record.cause or "accepted"))
     for step in range(STEPS):
@@ -164,6 +169,8 @@ MODES = {
     "residual safeguard, average": {"period": 3, "safeguard": "residual", "average_window": 2},
     "loss safeguard": {"period": 3, "safeguard": "loss"},
     "momentum reset": {"period": 4, "safeguard": None, "on_accept": "reset_momentum"},
+    "descent": {"period": 3, "history_size": 4, "safeguard": "descent"},
+    "descent at every step, relaxed": {"period": 1, "history_size": 3, "relaxation": 0.8, "safeguard": "descent"},
     "short jumps": {"period": 3, "max_jump": 0.4, "safeguard": None},
 }
 
@@ -206,7 +213,7 @@ def random_setting(seed: int) -> Setting:
         )
     if options["solver"] == "qr":
         options["regularization"] = 1e-10
-    setting.opted_out = not setting.one_group and options["safeguard"] != "residual" and options["on_accept"] == "keep"
+    setting.opted_out = not setting.one_group and options["on_accept"] == "keep"
     return setting
 
 
@@ -218,7 +225,7 @@ def test_any_combination_of_options_follows_the_twins_path(seed):
 
 def test_random_settings_reach_every_outcome():
     seen = set().union(*(run(random_setting(seed))[1] for seed in range(0, 80, 4)))
-    assert seen >= {"accepted", "no_gain", "too_long", "descent", "loss", "residual"}
+    assert seen >= {"accepted", "no_gain", "noisy", "too_long", "descent", "loss", "residual"}
 
 
 # Steps that do nothing, and weights that take no part
@@ -237,7 +244,7 @@ def test_step_with_zero_gradients_leaves_what_is_under_way(mode):
     run(Setting(SGD, noise=0.05, options=MODES[mode], zero_gradients=(4, 13, 18)))
 
 
-OPTED_OUT_BUG = pytest.mark.xfail(reason="the state of an opted-out group is reset and rolled back with the others'")
+RESET_BUG = pytest.mark.xfail(reason="on_accept='reset_momentum' resets opted-out groups too")
 
 
 @pytest.mark.parametrize(
@@ -246,8 +253,8 @@ OPTED_OUT_BUG = pytest.mark.xfail(reason="the state of an opted-out group is res
         "period 5",
         "cycle, mean of 3, warmup 6",
         "average",
-        pytest.param("residual safeguard", marks=OPTED_OUT_BUG),
-        pytest.param("momentum reset", marks=OPTED_OUT_BUG),
+        "residual safeguard",
+        pytest.param("momentum reset", marks=RESET_BUG),
     ],
 )
 @pytest.mark.parametrize("base", [MOMENTUM, optim.Adam])
