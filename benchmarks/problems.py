@@ -135,8 +135,9 @@ def _least_squares_problem(seed: int, noise: float) -> Problem:
     A = torch.randn(rows, n, dtype=torch.float64, generator=generator) * spectrum
     b = torch.randn(rows, dtype=torch.float64, generator=generator)
     gradient_noise = noise * torch.randn(steps, n, dtype=torch.float64, generator=generator)
-    curvature = torch.linalg.matrix_norm(A, ord=2) ** 2
-    minimizer = torch.linalg.lstsq(A, b).solution
+    # Rounded: LAPACK's last bits change from call to call, and chaotic optimizers would blow that up to percents.
+    curvature = (torch.linalg.matrix_norm(A, ord=2) ** 2).round(decimals=6)
+    minimizer = torch.linalg.lstsq(A, b).solution.round(decimals=9)
     x = torch.zeros(20, 10, dtype=torch.float64, requires_grad=True)
 
     def excess() -> Tensor:

@@ -200,7 +200,14 @@ def _numbers(run: "Accelerator", block: Block) -> Tensor:
     pair = [block.learning_rate, -1.0 if block.stored_rate is None else block.stored_rate]
     padding = [-1.0] * (block.history.size + 1 - len(rates))
     history, window = block.history, block.window
-    progress = [run.k, run.pair_steps, history.pairs, history.fresh, window.count if window else 0]
+    progress = [
+        run.k,
+        run.pair_steps,
+        run.pairs_since_jump,
+        history.pairs,
+        history.fresh,
+        window.count if window else 0,
+    ]
     system = [*chain.from_iterable(block.system.gram), *block.system.rhs]
     return torch.tensor([*progress, *pending, *counts, *pair, *rates, *padding, *system], dtype=torch.float64)
 
@@ -209,7 +216,8 @@ def _set_numbers(run: "Accelerator", block: Block, numbers: Sequence[float]) -> 
     """The inverse of ``_numbers``."""
     rest = iter(numbers)
     history, m = block.history, block.history.size
-    run.k, run.pair_steps, history.pairs, history.fresh, window_count = (int(x) for x in islice(rest, 5))
+    run.k, run.pair_steps, run.pairs_since_jump = (int(x) for x in islice(rest, 3))
+    history.pairs, history.fresh, window_count = (int(x) for x in islice(rest, 3))
     if block.window:
         block.window.count = window_count
     run.pending = Pending.from_numbers(list(islice(rest, Pending.LENGTH)))

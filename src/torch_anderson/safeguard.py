@@ -1,9 +1,29 @@
-"""Acceptance tests: a candidate is used only if it passes all of them."""
+"""Acceptance tests: a candidate is used only if it passes all of them.
 
-from math import isfinite
+``safeguard="descent"`` asks three questions that cost nothing, because all numbers are there already. Each answers
+to a way in which a jump was seen to make training worse:
+
+- Is the fit more than what as many columns give by chance? With as many columns as parameters any residual is
+  fitted, and the candidate is arbitrary (``adjusted_gain``).
+- Do the residuals change smoothly from step to step, as a map's do that is worth extrapolating? Under noise,
+  consecutive changes point in opposite or unrelated directions (``smoothness``).
+- Does the jump go at least as far along the residual as the plain step? Under noise, least squares averages the
+  iterates, which lowers the loss now but takes training back by half a window each time (``geometric_test``).
+"""
+
+from collections.abc import Sequence
+from math import inf, isfinite, sqrt
 from typing import NamedTuple
 
 MAX_GAIN = 0.98
+"""Above this, acceleration has stagnated: the candidate adds no new direction, the plain step does (the breakdown
+that Anderson acceleration has where GMRES stagnates)."""
+
+TRUSTED_GAIN = 0.9
+"""Above this, ``descent`` does not take the adjusted gain for real."""
+
+SMOOTH = 0.7
+"""Below this, ``descent`` takes the residuals for noise."""
 
 
 class Jump(NamedTuple):
@@ -24,17 +44,38 @@ class Decision(NamedTuple):
     cause: str = ""
 
 
-def geometric_test(jump: Jump, *, max_jump: float, descent: bool) -> Decision:
-    """Finite, not longer than the stored path allows, and along the residual if ``descent`` asks for it.
+def adjusted_gain(gain: float, rank: int, n: int) -> float:
+    """The gain, corrected for what ``rank`` columns explain of any ``n`` numbers.
 
-    >>> geometric_test(Jump(length=3.0, descent=1.0, path=1.0), max_jump=2.0, descent=True)
+    >>> adjusted_gain(0.0, rank=10, n=10), adjusted_gain(0.5, rank=75, n=100)
+    (inf, 1.0)
+    """
+    return gain * sqrt(n / (n - rank)) if n > rank else inf
+
+
+def smoothness(gram: Sequence[Sequence[float]], rows: int) -> float:
+    """Mean cosine between consecutive differences of residuals, over the newest ``rows``: near 1 for a smooth path,
+    0 for smoothed noise, -0.5 for white noise. Without evidence, 1.
+
+    >>> smoothness([[1.0], [1.0, 1.0], [-1.0, -1.0, 1.0]], rows=3)
+    0.0
+    """
+    pairs = [(gram[i + 1][i], gram[i][i] * gram[i + 1][i + 1]) for i in range(min(rows, len(gram)) - 1)]
+    cosines = [product / sqrt(squares) for product, squares in pairs if squares > 0]
+    return sum(cosines) / len(cosines) if cosines else 1.0
+
+
+def geometric_test(jump: Jump, *, max_jump: float, least_descent: float) -> Decision:
+    """Finite, not longer than the stored path allows, and far enough along the residual.
+
+    >>> geometric_test(Jump(length=3.0, descent=1.0, path=1.0), max_jump=2.0, least_descent=0.0)
     Decision(accepted=False, cause='too_long')
     """
     if not isfinite(jump.length):
         return Decision(False, "nonfinite")
     if jump.length > max_jump * jump.path:
         return Decision(False, "too_long")
-    if descent and not jump.descent > 0:
+    if not jump.descent > least_descent:
         return Decision(False, "descent")
     return Decision(True)
 

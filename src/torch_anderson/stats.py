@@ -8,7 +8,7 @@ from typing import ClassVar
 
 from .least_squares import condition_number
 
-SKIPPED = ("short_history", "converged", "nonfinite", "no_gain", "no_loss")
+SKIPPED = ("short_history", "converged", "nonfinite", "no_gain", "noisy", "no_loss")
 REJECTED = ("nonfinite", "too_long", "descent", "loss", "residual", "outside_write")
 COUNTS = (
     "attempted",
