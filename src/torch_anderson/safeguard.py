@@ -45,12 +45,13 @@ class Decision(NamedTuple):
 
 
 def adjusted_gain(gain: float, rank: int, n: int) -> float:
-    """The gain, corrected for what ``rank`` columns explain of any ``n`` numbers.
+    """The gain, corrected for what ``rank`` columns explain of any ``n`` numbers; with fewer than two numbers a
+    column there is nothing to judge by.
 
-    >>> adjusted_gain(0.0, rank=10, n=10), adjusted_gain(0.5, rank=75, n=100)
-    (inf, 1.0)
+    >>> adjusted_gain(0.0, rank=6, n=10), adjusted_gain(0.5, rank=36, n=100)
+    (inf, 0.625)
     """
-    return gain * sqrt(n / (n - rank)) if n > rank else inf
+    return gain * sqrt(n / (n - rank)) if n >= 2 * rank else inf
 
 
 def smoothness(gram: Sequence[Sequence[float]], rows: int) -> float:
