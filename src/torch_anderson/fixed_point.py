@@ -105,7 +105,7 @@ def _next_iterate(history: History, relaxation: float, mixing: str, regularizati
         learning_rates=history.learning_rates,
         mixing=mixing,
         relaxation=relaxation,
-    ).to(history.last_map)
+    )
     e = correction(weights, history.map_diffs, history.residual_diffs, history.last_residual)
     return history.last_map - e, (residual_sq - fitted_sq).clamp_min(0.0).sqrt()
 

@@ -41,6 +41,11 @@ def columns(vectors: Tensor, start: int, stop: int) -> Tensor:
     return vectors if stop - start == vectors.shape[-1] else vectors[..., start:stop]
 
 
+SHORT = 1 << 14
+"""Residuals of up to this many numbers are kept in float64: converting them for each product would take as long as
+the product. Longer ones are limited by memory, which float32 halves."""
+
+
 class History:
     """The last ``size`` differences of pairs of ``n`` numbers; ``batch`` independent histories if given.
 
@@ -53,7 +58,8 @@ class History:
         self.map_diffs = torch.zeros(*batch, size, n, device=device, dtype=dtype)
         self.last_map = torch.zeros(*batch, n, device=device, dtype=dtype)
         # The last residual lies behind the differences, so that one product serves both.
-        self._residuals = torch.zeros(*batch, size + 1, n, device=device, dtype=dtype)
+        wide = torch.float64 if n <= SHORT else dtype
+        self._residuals = torch.zeros(*batch, size + 1, n, device=device, dtype=wide)
         self.residual_diffs = self._residuals.narrow(-2, 0, size)
         self.last_residual = self._residuals.select(-2, size)
         self.path_sq = torch.zeros(*batch, size, device=device, dtype=torch.float64)  # |w_i - w_{i-1}|^2
@@ -88,16 +94,16 @@ class History:
         for start, stop in chunks(self.n, iterate.device):
             w, u = columns(iterate, start, stop), read_map(start, stop)
             last_u, last_r = columns(self.last_map, start, stop), columns(self.last_residual, start, stop)
-            r = torch.sub(u, w)
-            r = r.div_(learning_rate) if learning_rate else r.zero_()
+            du, dr = columns(self._map_rows[slot], start, stop), columns(self._residual_rows[slot], start, stop)
             if self.pairs:
-                du, dr = columns(self._map_rows[slot], start, stop), columns(self._residual_rows[slot], start, stop)
                 torch.sub(u, last_u, out=du)
-                torch.sub(r, last_r, out=dr)
-                part = squares(self._iterate_diff(du, dr, r, learning_rate))
-                path_sq = part if path_sq is None else path_sq.add_(part)
+                torch.neg(last_r, out=dr)
             last_u.copy_(u)
-            last_r.copy_(r)
+            r = torch.sub(u, w, out=last_r)
+            r.div_(learning_rate) if learning_rate else r.zero_()
+            if self.pairs:
+                part = squares(self._iterate_diff(du, dr.add_(r), r, learning_rate))
+                path_sq = part if path_sq is None else path_sq.add_(part)
         if self.pairs:
             self._path_sq[slot].copy_(path_sq)
             self.fresh = min(self.fresh + 1, self.size)

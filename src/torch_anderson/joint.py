@@ -1,7 +1,7 @@
 """The one least-squares problem over all blocks: solving it, and forming the candidate."""
 
 from collections.abc import Sequence
-from itertools import islice
+from itertools import chain, islice
 from math import fsum, isfinite, nan, sqrt
 from operator import add, mul
 from typing import NamedTuple
@@ -73,7 +73,7 @@ def _update_systems(blocks: Sequence[Block]) -> tuple[list[float], float]:
     parts = []
     for block in blocks:
         products, residual_sq = block.history.products(fresh)
-        parts += [products.view(-1), residual_sq.view(1), block.history.path_sq]
+        parts += [products, residual_sq, block.history.path_sq]
         block.history.fresh = 0
     numbers = iter(_fetch(parts))
     squares: list[float] = []
@@ -86,8 +86,11 @@ def _update_systems(blocks: Sequence[Block]) -> tuple[list[float], float]:
 
 
 def _fetch(parts: Sequence[Tensor]) -> list[float]:
-    """The numbers of several vectors, with one copy from the device."""
-    return torch.cat([part.to(parts[0].device) for part in parts]).tolist()
+    """The numbers of several tensors, with one copy from the device."""
+    flat = [part.flatten() for part in parts]
+    if parts[0].device.type == "cpu":  # nothing to wait for, and gathering them first takes longer
+        return list(chain.from_iterable(part.tolist() for part in flat))
+    return torch.cat([part.to(parts[0].device) for part in flat]).tolist()
 
 
 def _weighted_sum(
@@ -118,7 +121,7 @@ def form_candidates(blocks: Sequence[Block], problem: Problem, options: Options)
     Returns the length of the jump r - e, and its inner product with r.
     """
     parts = [_form_candidate(block, problem.coefficients, options) for block in blocks]
-    numbers = iter(_fetch(parts))
+    numbers = iter(_fetch(list(chain.from_iterable(parts))))
     e_times_r = e_sq = 0.0
     for block, part in zip(blocks, parts, strict=True):
         products = list(islice(numbers, len(part)))
@@ -129,7 +132,7 @@ def form_candidates(blocks: Sequence[Block], problem: Problem, options: Options)
     return sqrt(max(length_sq, 0.0)) if isfinite(length_sq) else nan, r_sq - e_times_r
 
 
-def _form_candidate(block: Block, coefficients: list[float], options: Options) -> Tensor:
+def _form_candidate(block: Block, coefficients: list[float], options: Options) -> list[Tensor]:
     """Put a block's candidate into ``iterate``; returns e . r / lr and e . e, chunk by chunk."""
     history = block.history
     weights = mixing_weights(
@@ -144,5 +147,6 @@ def _form_candidate(block: Block, coefficients: list[float], options: Options) -
         last_r = columns(history.last_residual, a, b)
         e = correction(weights, columns(history.map_diffs, a, b), columns(history.residual_diffs, a, b), last_r)
         torch.sub(columns(history.last_map, a, b), e, out=columns(block.iterate, a, b))
+        e = e.to(last_r.dtype)
         products += [torch.dot(e, last_r), torch.dot(e, e)]
-    return torch.stack(products)
+    return products
