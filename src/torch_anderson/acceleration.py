@@ -13,10 +13,10 @@ from torch._compile import _disable_dynamo
 from torch.optim import Optimizer
 
 from . import base_state, checkpoint, joint
-from .averaging import noise_projection
+from .averaging import largest
 from .evaluation import LossFn, evaluate
 from .options import Options
-from .parameters import Block, Layout, accelerated, build_blocks, columns_of, refuse_sparse
+from .parameters import Block, Layout, accelerated, build_blocks, refuse_sparse
 from .safeguard import (
     MAX_GAIN,
     SMOOTH,
@@ -53,7 +53,6 @@ class Accelerator:
         self._layout: Layout | None = None
         self.waiting: list[Tensor] | None = None  # parameters whose base state does not exist yet
         self._versions: int | None = None
-        self._projection = noise_projection(max(options.average_window, 1), options.average_criterion)
         self._proportional = not isinstance(base, base_state.NOT_PROPORTIONAL)
         self._cyclic = options.residual == "cycle"
         self._averages = options.average_window > 0 and not self._cyclic
@@ -143,8 +142,7 @@ class Accelerator:
         self.pair_steps += 1
 
     def _residual_max(self) -> Tensor:
-        largest = [block.residual_max() for block in self.blocks]
-        return torch.stack([x.to(largest[0].device) for x in largest]).amax()
+        return largest([block.residual_max() for block in self.blocks])
 
     def _store(self) -> None:
         """Add the pair (iterate, residual) to the history."""
@@ -202,7 +200,7 @@ class Accelerator:
             predicted_residual_norm=problem.predicted_residual_norm,
             rank=problem.rank,
             history_len=self.blocks[0].history.rows,
-            coefficient_norm=hypot(*problem.coefficients.tolist()),
+            coefficient_norm=hypot(*problem.coefficients),
             gram=problem.gram,
         )
 
@@ -302,7 +300,8 @@ class Accelerator:
             assert block.window is not None
             if restart:
                 block.window.clear()
-            block.window.push(block.read if points is None else columns_of(points[i]))
+            row = block.window.new_row()
+            block.copy_to(row) if points is None else row.copy_(points[i])
 
     def _average(self, residual_max: Tensor, restart: bool) -> None:
         """Push the present weights; replace them by the window's mean if it is full and noisy.
@@ -313,11 +312,10 @@ class Accelerator:
         windows = [block.window for block in self.blocks if block.window]
         if not windows[0].full:
             return
-        noise = torch.stack([window.noise(self._projection).to(residual_max) for window in windows]).amax()
+        noise = largest([window.average(block.iterate) for block, window in zip(self.blocks, windows, strict=True)])
         noisy = noise > self.options.average_tolerance * residual_max
         for block, window in zip(self.blocks, windows, strict=True):
-            for a, b in block.chunks():
-                torch.where(noisy.to(block.device), window.mean(a, b), window.newest[a:b], out=block.iterate[a:b])
+            torch.where(noisy.to(block.device), block.iterate, window.newest, out=block.iterate)
         self._write([block.iterate for block in self.blocks])
 
     # --------------------------------------------------------------------------------------------- lifecycle
@@ -375,7 +373,10 @@ class Accelerator:
             self.reset_history()
             checkpoint.withdraw(self.base)
         self.blocks = build_blocks(
-            self.base.param_groups, history_size=self.options.history_size, window=self.options.window_rows
+            self.base.param_groups,
+            history_size=self.options.history_size,
+            window=self.options.window_rows,
+            criterion=self.options.average_criterion,
         )
         checkpoint.adopt(self)
         self._layout, self.waiting = now, None

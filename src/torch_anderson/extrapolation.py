@@ -27,11 +27,6 @@ class Weights(NamedTuple):
     residual_rows: Tensor | None
     residual: float
 
-    def to(self, like: Tensor) -> "Weights":
-        """The same, on the device and in the type of the vectors."""
-        rows = None if self.residual_rows is None else self.residual_rows.to(like)
-        return Weights(self.map_rows.to(like), rows, self.residual)
-
 
 def mixing_weights(
     coefficients: Tensor,
@@ -84,6 +79,7 @@ def correction(weights: Weights, map_diffs: Tensor, residual_diffs: Tensor, last
 
 
 def _combine(rows: Tensor, weights: Tensor) -> Tensor:
+    weights = weights.to(rows)
     if rows.dim() == 2:
         return torch.mv(rows.t(), weights)
     return (weights.unsqueeze(-2) @ rows).squeeze(-2)

@@ -66,7 +66,7 @@ def fixed_point(
         (True, 9, 0.739085133)
     """
     _check(history_size, relaxation, mixing, regularization, tol, max_iterations)
-    x = _flat(x0, batched).to(working_dtype(x0.dtype, x0.numel()), copy=True)
+    x = _flat(x0, batched).to(working_dtype(x0.dtype), copy=True)
     history = History(history_size, x.shape[-1], device=x.device, dtype=x.dtype, batch=tuple(x.shape[:-1]))
     best, best_norm = x.clone(), torch.full_like(x[..., 0], torch.inf)
     converged = torch.zeros_like(best_norm, dtype=torch.bool)
@@ -96,7 +96,7 @@ def fixed_point(
 
 def _next_iterate(history: History, relaxation: float, mixing: str, regularization: float) -> tuple[Tensor, Tensor]:
     """The accelerated iterate, and the residual norm predicted there."""
-    products = history.products(range(history.size))
+    products, residual_sq = history.products(range(history.size))
     gram, rhs = products[..., :-1, :], products[..., -1, :]
     values, fitted_sq = solve_gram_batch(gram, rhs, regularization)
     weights = mixing_weights(
@@ -105,9 +105,9 @@ def _next_iterate(history: History, relaxation: float, mixing: str, regularizati
         learning_rates=history.learning_rates,
         mixing=mixing,
         relaxation=relaxation,
-    ).to(history.last_map)
+    )
     e = correction(weights, history.map_diffs, history.residual_diffs, history.last_residual)
-    return history.last_map - e, (history.residual_sq() - fitted_sq).clamp_min(0.0).sqrt()
+    return history.last_map - e, (residual_sq - fitted_sq).clamp_min(0.0).sqrt()
 
 
 def _flat(x: Tensor, batched: bool) -> Tensor:

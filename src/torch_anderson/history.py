@@ -19,21 +19,31 @@ from torch import Tensor
 ReadMap = Callable[[int, int], Tensor]
 
 
-def chunk_length(device: torch.device) -> int:
-    """Columns handled at once: small enough for a cache on a CPU, large enough to hide launches elsewhere."""
-    return 1 << 16 if device.type == "cpu" else 1 << 20
+CHUNK = 1 << 16
+"""Columns handled at once on a CPU: few enough that a chunk of some vectors stays in a cache."""
+
+PRODUCT_CHUNK = 1 << 15
+"""The same where a chunk has all rows, in float64."""
+
+LAUNCHES = 16
+"""How many times longer a chunk is elsewhere, to hide the launches."""
 
 
-def chunks(n: int, device: torch.device) -> Iterator[tuple[int, int]]:
+def chunks(n: int, device: torch.device, length: int = CHUNK) -> Iterator[tuple[int, int]]:
     """Column ranges ``(start, stop)`` that cover ``n``."""
-    length = chunk_length(device)
-    for start in range(0, n, length):
-        yield start, min(start + length, n)
+    if device.type != "cpu":
+        length *= LAUNCHES
+    return ((start, min(start + length, n)) for start in range(0, n, length))
 
 
 def columns(vectors: Tensor, start: int, stop: int) -> Tensor:
     """A range of columns of one vector or several; no view is made of the whole range."""
     return vectors if stop - start == vectors.shape[-1] else vectors[..., start:stop]
+
+
+SHORT = 1 << 14
+"""Residuals of up to this many numbers are kept in float64: converting them for each product would take as long as
+the product. Longer ones are limited by memory, which float32 halves."""
 
 
 class History:
@@ -48,7 +58,8 @@ class History:
         self.map_diffs = torch.zeros(*batch, size, n, device=device, dtype=dtype)
         self.last_map = torch.zeros(*batch, n, device=device, dtype=dtype)
         # The last residual lies behind the differences, so that one product serves both.
-        self._residuals = torch.zeros(*batch, size + 1, n, device=device, dtype=dtype)
+        wide = torch.float64 if n <= SHORT else dtype
+        self._residuals = torch.zeros(*batch, size + 1, n, device=device, dtype=wide)
         self.residual_diffs = self._residuals.narrow(-2, 0, size)
         self.last_residual = self._residuals.select(-2, size)
         self.path_sq = torch.zeros(*batch, size, device=device, dtype=torch.float64)  # |w_i - w_{i-1}|^2
@@ -79,48 +90,65 @@ class History:
     def store(self, iterate: Tensor, read_map: ReadMap, learning_rate: float = 1.0) -> None:
         """Add the pair of ``iterate`` and ``read_map``, which returns the columns of u it is asked for."""
         slot = (self.pairs - 1) % self.size
-        path_sq: Any = 0.0
+        path_sq: Any = None
         for start, stop in chunks(self.n, iterate.device):
             w, u = columns(iterate, start, stop), read_map(start, stop)
             last_u, last_r = columns(self.last_map, start, stop), columns(self.last_residual, start, stop)
-            r = torch.sub(u, w)
-            r = r.div_(learning_rate) if learning_rate else r.zero_()
+            du, dr = columns(self._map_rows[slot], start, stop), columns(self._residual_rows[slot], start, stop)
             if self.pairs:
-                path_sq = path_sq + squares(torch.sub(w, last_u).add_(last_r, alpha=self.learning_rates[-1]))
-                torch.sub(u, last_u, out=columns(self._map_rows[slot], start, stop))
-                torch.sub(r, last_r, out=columns(self._residual_rows[slot], start, stop))
+                torch.sub(u, last_u, out=du)
+                torch.neg(last_r, out=dr)
             last_u.copy_(u)
-            last_r.copy_(r)
+            r = torch.sub(u, w, out=last_r)
+            r.div_(learning_rate) if learning_rate else r.zero_()
+            if self.pairs:
+                part = squares(self._iterate_diff(du, dr.add_(r), r, learning_rate))
+                path_sq = part if path_sq is None else path_sq.add_(part)
         if self.pairs:
             self._path_sq[slot].copy_(path_sq)
             self.fresh = min(self.fresh + 1, self.size)
         self.pairs += 1
         self.learning_rates = [*self.learning_rates[-self.size :], learning_rate]
 
-    def products(self, slots: Sequence[int]) -> Tensor:
-        """Products of the rows in ``slots`` with all rows and with the last residual, (size + 1, len(slots)).
+    def _iterate_diff(self, du: Tensor, dr: Tensor, r: Tensor, learning_rate: float) -> Tensor:
+        """w_i - w_{i-1}, from the differences of u = w + lr r: they are in a cache, w_{i-1} is not even kept."""
+        before = self.learning_rates[-1]
+        dw = torch.sub(du, dr, alpha=before)
+        return dw if learning_rate == before else dw.sub_(r, alpha=learning_rate - before)
+
+    def products(self, slots: Sequence[int]) -> tuple[Tensor, Tensor]:
+        """Products of the rows in ``slots`` with all rows and with the last residual, (size + 1, len(slots)), and
+        |r / lr|^2 of the last pair.
 
         In float64: nearly collinear columns need it (in float32 the least-squares residual was up to 13 times the
         optimum at condition 1e6). Chunks are converted in a cache, the rows are read once.
         """
-        total: Any = None
-        wide: Tensor | None = None
-        for start, stop in chunks(self.n, self.last_map.device):
-            rows = columns(self._residuals, start, stop)
-            if rows.dtype != torch.float64:
-                wide = rows.double() if wide is None else wide.narrow(-1, 0, stop - start).copy_(rows)
-                rows = wide
-            if len(slots) == 1 and rows.dim() == 2:
-                part = torch.mv(rows, rows.select(0, slots[0])).unsqueeze(-1)
-            else:
-                part = rows @ rows[..., slots, :].mT
-            total = part if total is None else total.add_(part)
-        return total
+        products: Any = None
+        residual_sq: Any = None
+        for rows in self._wide_residuals():
+            part, part_sq = product(rows, slots), squares(rows.select(-2, self.size))
+            products = part if products is None else products.add_(part)
+            residual_sq = part_sq if residual_sq is None else residual_sq.add_(part_sq)
+        return products, residual_sq
 
-    def residual_sq(self) -> Tensor:
-        """|r / lr|^2 of the last pair, in float64."""
-        parts = [squares(columns(self.last_residual, a, b).double()) for a, b in chunks(self.n, self.last_map.device)]
-        return parts[0] if len(parts) == 1 else torch.stack(parts).sum(0)
+    def _wide_residuals(self) -> Iterator[Tensor]:
+        """Residual rows in float64, chunk by chunk, in one workspace."""
+        wide: Tensor | None = None
+        for start, stop in chunks(self.n, self._residuals.device, PRODUCT_CHUNK):
+            rows = columns(self._residuals, start, stop)
+            if rows.dtype == torch.float64:
+                yield rows
+            elif wide is None:
+                yield (wide := rows.double())
+            else:
+                yield wide.narrow(-1, 0, stop - start).copy_(rows)
+
+
+def product(rows: Tensor, slots: Sequence[int]) -> Tensor:
+    """Products of all rows with those in ``slots``, one column each."""
+    if len(slots) == 1 and rows.dim() == 2:
+        return torch.mv(rows, rows.select(0, slots[0])).unsqueeze(-1)
+    return rows @ rows[..., slots, :].mT
 
 
 def squares(x: Tensor) -> Tensor:

@@ -1,7 +1,7 @@
 """The one least-squares problem over all blocks: solving it, and forming the candidate."""
 
 from collections.abc import Sequence
-from itertools import islice
+from itertools import chain, islice
 from math import fsum, isfinite, nan, sqrt
 from operator import add, mul
 from typing import NamedTuple
@@ -19,7 +19,7 @@ from .parameters import Block
 class Problem(NamedTuple):
     """The joint problem, solved."""
 
-    coefficients: Tensor
+    coefficients: list[float]
     """g, in the order of the slots."""
     rank: int
     """Columns in use."""
@@ -56,7 +56,7 @@ def solve(blocks: Sequence[Block], options: Options) -> Problem | None:
     for slot, value in zip(newest_first, found.values, strict=True):
         coefficients[slot] = value
     return Problem(
-        coefficients=torch.tensor(coefficients, dtype=torch.float64),
+        coefficients=coefficients,
         rank=found.rank,
         residual_norm=largest * sqrt(residual_sq),
         predicted_residual_norm=largest * sqrt(max(residual_sq - found.fitted_sq, 0.0)),
@@ -72,10 +72,10 @@ def _update_systems(blocks: Sequence[Block]) -> tuple[list[float], float]:
     m, fresh = blocks[0].history.size, blocks[0].history.newest_first[: blocks[0].history.fresh]
     parts = []
     for block in blocks:
-        history = block.history
-        parts += [history.products(fresh).view(-1), history.residual_sq().view(1), history.path_sq]
-        history.fresh = 0
-    numbers = iter(torch.cat([part.to(parts[0].device) for part in parts]).tolist())
+        products, residual_sq = block.history.products(fresh)
+        parts += [products, residual_sq, block.history.path_sq]
+        block.history.fresh = 0
+    numbers = iter(_fetch(parts))
     squares: list[float] = []
     path_sq = [0.0] * m
     for block in blocks:
@@ -83,6 +83,14 @@ def _update_systems(blocks: Sequence[Block]) -> tuple[list[float], float]:
         squares += islice(numbers, 1)
         path_sq = list(map(add, path_sq, islice(numbers, m)))
     return squares, sum(map(sqrt, path_sq))
+
+
+def _fetch(parts: Sequence[Tensor]) -> list[float]:
+    """The numbers of several tensors, with one copy from the device."""
+    flat = [part.flatten() for part in parts]
+    if parts[0].device.type == "cpu":  # nothing to wait for, and gathering them first takes longer
+        return list(chain.from_iterable(part.tolist() for part in flat))
+    return torch.cat([part.to(parts[0].device) for part in flat]).tolist()
 
 
 def _weighted_sum(
@@ -112,25 +120,33 @@ def form_candidates(blocks: Sequence[Block], problem: Problem, options: Options)
 
     Returns the length of the jump r - e, and its inner product with r.
     """
+    parts = [_form_candidate(block, problem.coefficients, options) for block in blocks]
+    numbers = iter(_fetch(list(chain.from_iterable(parts))))
     e_times_r = e_sq = 0.0
-    for block in blocks:
-        history = block.history
-        weights = mixing_weights(
-            problem.coefficients,
-            newest_first=history.newest_first,
-            learning_rates=history.learning_rates,
-            mixing=options.mixing,
-            relaxation=options.relaxation,
-        ).to(block.iterate)
-        products = []
-        for a, b in block.chunks():
-            last_r = columns(history.last_residual, a, b)
-            e = correction(weights, columns(history.map_diffs, a, b), columns(history.residual_diffs, a, b), last_r)
-            torch.sub(columns(history.last_map, a, b), e, out=columns(block.iterate, a, b))
-            products += [torch.dot(e, last_r), torch.dot(e, e)]
-        numbers = torch.stack(products).tolist()
-        e_times_r += block.learning_rate * fsum(numbers[::2])
-        e_sq += fsum(numbers[1::2])
+    for block, part in zip(blocks, parts, strict=True):
+        products = list(islice(numbers, len(part)))
+        e_times_r += block.learning_rate * fsum(products[::2])
+        e_sq += fsum(products[1::2])
     r_sq = problem.residual_norm**2
     length_sq = r_sq - 2 * e_times_r + e_sq
     return sqrt(max(length_sq, 0.0)) if isfinite(length_sq) else nan, r_sq - e_times_r
+
+
+def _form_candidate(block: Block, coefficients: list[float], options: Options) -> list[Tensor]:
+    """Put a block's candidate into ``iterate``; returns e . r / lr and e . e, chunk by chunk."""
+    history = block.history
+    weights = mixing_weights(
+        torch.tensor(coefficients, dtype=block.dtype, device=block.device),
+        newest_first=history.newest_first,
+        learning_rates=history.learning_rates,
+        mixing=options.mixing,
+        relaxation=options.relaxation,
+    )
+    products = []
+    for a, b in block.chunks():
+        last_r = columns(history.last_residual, a, b)
+        e = correction(weights, columns(history.map_diffs, a, b), columns(history.residual_diffs, a, b), last_r)
+        torch.sub(columns(history.last_map, a, b), e, out=columns(block.iterate, a, b))
+        e = e.to(last_r.dtype)
+        products += [torch.dot(e, last_r), torch.dot(e, e)]
+    return products

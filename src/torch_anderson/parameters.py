@@ -13,24 +13,23 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from .averaging import Window
+from .averaging import Window, largest
 from .history import History, ReadMap, chunks, columns
 from .least_squares import System
 
 Group = dict[str, Any]
 
-SHORT = 1 << 14
-
 
 class Block:
     """Parameters that share group, device and type, with the vectors kept for them."""
 
-    def __init__(self, group: int, params: Sequence[Tensor], *, history_size: int, window: int):
+    def __init__(self, group: int, params: Sequence[Tensor], *, history_size: int, window: int, criterion: str):
         self.group = group
         self.params = list(params)
         self.device = params[0].device
-        self.dtype = working_dtype(params[0].dtype, sum(p.numel() for p in params))
+        self.dtype = working_dtype(params[0].dtype)
         self._views = [flat_view(p) for p in params]
+        self._pointers = [p.data_ptr() for p in params]
         self.sizes = [view.numel() for view in self._views]
         self.offsets = [0, *accumulate(self.sizes)]
         self.n = self.offsets[-1]
@@ -38,7 +37,7 @@ class Block:
         self.system = System(history_size)
         self.iterate = torch.zeros(self.n, device=self.device, dtype=self.dtype)
         self._parts = self.iterate.split(self.sizes)
-        self.window = Window(window, self.n, device=self.device, dtype=self.dtype) if window else None
+        self.window = Window(window, self.n, criterion, device=self.device, dtype=self.dtype) if window else None
         self.learning_rate = 1.0  # of the pair being measured; summed over a cycle
         self.stored_rate: float | None = None  # the group's own, when the last pair was stored
 
@@ -62,9 +61,9 @@ class Block:
 
     def views(self) -> list[Tensor]:
         """Flat views of the parameters. A parameter whose memory was swapped (``p.data = ...``) gets a new one."""
-        for i, (param, view) in enumerate(zip(self.params, self._views, strict=True)):
-            if param.data_ptr() != view.data_ptr():
-                self._views[i] = flat_view(param)
+        pointers = [param.data_ptr() for param in self.params]
+        if pointers != self._pointers:
+            self._pointers, self._views = pointers, [flat_view(param) for param in self.params]
         return self._views
 
     def read(self, start: int, stop: int) -> Tensor:
@@ -81,9 +80,15 @@ class Block:
 
     def keep_iterate(self) -> None:
         """Copy the parameters to ``iterate``, before a base step that is measured."""
-        self.views()
-        for start, stop in self.chunks():
-            columns(self.iterate, start, stop).copy_(self.read(start, stop))
+        self.copy_to(self.iterate)
+
+    def copy_to(self, vector: Tensor) -> None:
+        """Copy the present parameters to a vector."""
+        views = self.views()
+        if views[0].dtype == vector.dtype:
+            torch.cat(views, out=vector)
+        else:  # converting makes ``cat`` four times slower than these
+            torch._foreach_copy_(vector.split(self.sizes), views)
 
     def write(self, vector: Tensor) -> None:
         """Set the parameters, except those that the base leaves alone because they have no gradient."""
@@ -107,7 +112,7 @@ class Block:
     def residual_max(self) -> Tensor:
         """|r| in the maximum norm, on the device."""
         parts = [(self.read(a, b) - columns(self.iterate, a, b)).abs_().amax() for a, b in self.chunks()]
-        return torch.stack(parts).amax()
+        return largest(parts)
 
     def normalized_residual_sq(self) -> float:
         """|r / lr| squared, of the step just made."""
@@ -143,8 +148,7 @@ class Block:
 
     def keep_last_iterate(self) -> Tensor:
         """Copy the present parameters over the sum, which has been read."""
-        for start, stop in self.chunks():
-            columns(self._sum, start, stop).copy_(self.read(start, stop))
+        self.copy_to(self._sum)
         return self._sum
 
     @property
@@ -167,13 +171,9 @@ def refuse_sparse(params: Iterable[Tensor]) -> None:
         )
 
 
-def working_dtype(dtype: torch.dtype, n: int) -> torch.dtype:
-    """The real type in which vectors are kept: at least float32, and float64 where they are short.
-
-    Products need float64 in any case, and converting short rows costs more than keeping them.
-    """
-    real = dtype.to_real()
-    return torch.float64 if n <= SHORT else torch.promote_types(real, torch.float32)
+def working_dtype(dtype: torch.dtype) -> torch.dtype:
+    """The real type in which vectors are kept: at least float32."""
+    return torch.promote_types(dtype.to_real(), torch.float32)
 
 
 def flat_view(param: Tensor) -> Tensor:
@@ -231,9 +231,9 @@ class Layout(NamedTuple):
         return cls([id(p) if p.requires_grad else 0 for p in params], [(p.device, p.dtype) for p in params])
 
 
-def build_blocks(groups: Sequence[Group], *, history_size: int, window: int) -> list[Block]:
-    """Blocks for the parameters as they are now."""
+def build_blocks(groups: Sequence[Group], **kept: Any) -> list[Block]:
+    """Blocks for the parameters as they are now; ``kept`` says what each keeps for them."""
     members: dict[tuple[int, torch.device, torch.dtype], list[Tensor]] = {}
     for index, param in accelerated(groups):
         members.setdefault((index, param.device, param.dtype), []).append(param)
-    return [Block(index, params, history_size=history_size, window=window) for (index, _, _), params in members.items()]
+    return [Block(index, params, **kept) for (index, _, _), params in members.items()]
