@@ -17,18 +17,7 @@ from .averaging import largest
 from .evaluation import LossFn, evaluate
 from .options import Options
 from .parameters import Block, Layout, accelerated, build_blocks, refuse_sparse
-from .safeguard import (
-    MAX_GAIN,
-    SMOOTH,
-    TRUSTED_GAIN,
-    Decision,
-    Jump,
-    adjusted_gain,
-    geometric_test,
-    loss_test,
-    residual_test,
-    smoothness,
-)
+from .safeguard import MAX_GAIN, Decision, Jump, geometric_test, loss_test, reason_to_distrust, residual_test
 from .stats import Acceleration, Pending, Stats
 
 logger = logging.getLogger("torch_anderson")
@@ -211,16 +200,9 @@ class Accelerator:
             return "no_loss"
         if record.gain > MAX_GAIN:
             return "no_gain"
-        return self._reason_to_distrust(record) if self.options.safeguard == "descent" else ""
-
-    def _reason_to_distrust(self, record: Acceleration) -> str:
-        """Why "descent" does not even form a candidate. A cycle has a signal of its own, above the noise."""
-        if self._cyclic:
-            return ""
-        if adjusted_gain(record.gain, record.rank, sum(block.n for block in self.blocks)) > TRUSTED_GAIN:
-            return "no_gain"
-        if smoothness(record.gram or [], self.pairs_since_jump - 1) < SMOOTH:
-            return "noisy"
+        if self.options.safeguard == "descent" and not self._cyclic:  # a cycle has a signal of its own, above noise
+            n = sum(block.n for block in self.blocks)
+            return reason_to_distrust(record.gain, record.rank, n, record.gram or [], self.pairs_since_jump - 1)
         return ""
 
     def _least_descent(self, record: Acceleration) -> float:
@@ -249,8 +231,7 @@ class Accelerator:
 
     def _write(self, vectors: list[Tensor]) -> None:
         for block, vector in zip(self.blocks, vectors, strict=True):
-            if any(p.grad is not None for p in block.params):
-                block.write(vector)
+            block.write(vector)
 
     # --------------------------------------------------------------------------------------------- decisions
 

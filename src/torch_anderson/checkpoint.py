@@ -102,7 +102,6 @@ def adopt(run: "Accelerator") -> None:
     for block in run.blocks if known else []:
         if block not in known:
             block.take_progress(known[0])
-            block.history.fresh = known[0].history.fresh
 
 
 def stand_still(run: "Accelerator") -> None:

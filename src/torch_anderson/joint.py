@@ -3,8 +3,8 @@
 from collections.abc import Sequence
 from itertools import chain, islice
 from math import fsum, isfinite, nan, sqrt
-from operator import add, mul
-from typing import NamedTuple
+from operator import mul
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -69,28 +69,25 @@ def solve(blocks: Sequence[Block], options: Options) -> Problem | None:
 def _update_systems(blocks: Sequence[Block]) -> tuple[list[float], float]:
     """Bring the blocks' systems up to date, with one copy of all numbers from the device. Returns |r / lr|^2 of
     each block and the length of the path."""
-    m, fresh = blocks[0].history.size, blocks[0].history.newest_first[: blocks[0].history.fresh]
-    parts = []
+    fresh = blocks[0].history.newest_first[: blocks[0].history.fresh]
+    parts: list[Tensor] = []
     for block in blocks:
-        products, residual_sq = block.history.products(fresh)
-        parts += [products, residual_sq, block.history.path_sq]
+        parts += [*block.history.products(fresh), block.history.path_sq]
         block.history.fresh = 0
-    numbers = iter(_fetch(parts))
-    squares: list[float] = []
-    path_sq = [0.0] * m
-    for block in blocks:
-        block.system.update(fresh, [list(islice(numbers, len(fresh))) for _ in range(m + 1)])
-        squares += islice(numbers, 1)
-        path_sq = list(map(add, path_sq, islice(numbers, m)))
-    return squares, sum(map(sqrt, path_sq))
+    numbers = _fetch(parts)
+    for block, products in zip(blocks, numbers[::3], strict=True):
+        block.system.update(fresh, products)
+    path_sq = numbers[2] if len(blocks) == 1 else map(sum, zip(*numbers[2::3], strict=True))
+    return numbers[1::3], sum(map(sqrt, path_sq))
 
 
-def _fetch(parts: Sequence[Tensor]) -> list[float]:
-    """The numbers of several tensors, with one copy from the device."""
-    flat = [part.flatten() for part in parts]
-    if parts[0].device.type == "cpu":  # nothing to wait for, and gathering them first takes longer
-        return list(chain.from_iterable(part.tolist() for part in flat))
-    return torch.cat([part.to(parts[0].device) for part in flat]).tolist()
+def _fetch(parts: Sequence[Tensor]) -> list[Any]:
+    """The numbers of several tensors as nested lists, with one copy from the device."""
+    if parts[0].device.type != "cpu":
+        flat = torch.cat([part.flatten().to(parts[0].device) for part in parts]).cpu()
+        pieces = flat.split([part.numel() for part in parts])
+        parts = [piece.view(part.shape) for piece, part in zip(pieces, parts, strict=True)]
+    return [part.tolist() for part in parts]
 
 
 def _weighted_sum(

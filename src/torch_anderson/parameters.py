@@ -93,10 +93,11 @@ class Block:
     def write(self, vector: Tensor) -> None:
         """Set the parameters, except those that the base leaves alone because they have no gradient."""
         targets, sources = self.views(), self._parts if vector is self.iterate else vector.split(self.sizes)
-        if any(param.grad is None for param in self.params):
-            has_gradient = [param.grad is not None for param in self.params]
+        has_gradient = [param.grad is not None for param in self.params]
+        if not all(has_gradient):
             targets, sources = list(compress(targets, has_gradient)), list(compress(sources, has_gradient))
-        torch._foreach_copy_(targets, sources)
+        if targets:
+            torch._foreach_copy_(targets, sources)
 
     def moved(self) -> bool:
         """Whether the base step changed anything since ``keep_iterate``.
@@ -127,7 +128,7 @@ class Block:
 
     def take_progress(self, other: "Block") -> None:
         """Stand where another block stands, with nothing but zero residuals behind."""
-        self.history.pairs = other.history.pairs
+        self.history.pairs, self.history.fresh = other.history.pairs, other.history.fresh
         self.history.learning_rates = list(other.history.learning_rates)
         self.learning_rate, self.stored_rate = other.learning_rate, other.stored_rate
         if self.window and other.window:

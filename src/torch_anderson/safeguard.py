@@ -66,6 +66,13 @@ def smoothness(gram: Sequence[Sequence[float]], rows: int) -> float:
     return sum(cosines) / len(cosines) if cosines else 1.0
 
 
+def reason_to_distrust(gain: float, rank: int, n: int, gram: Sequence[Sequence[float]], rows: int) -> str:
+    """Why ``descent`` does not even form a candidate; empty if it does."""
+    if adjusted_gain(gain, rank, n) > TRUSTED_GAIN:
+        return "no_gain"
+    return "noisy" if smoothness(gram, rows) < SMOOTH else ""
+
+
 def geometric_test(jump: Jump, *, max_jump: float, least_descent: float) -> Decision:
     """Finite, not longer than the stored path allows, and far enough along the residual.
 
