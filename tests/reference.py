@@ -225,8 +225,9 @@ class TextbookAnderson:
         if self.safeguard != "descent" or self.cycle:
             return ""
         # As many columns as this explain some of any residual: the gain that n - columns free numbers would show.
+        # Where the columns are more than half as many as the numbers, a gain shows nothing.
         n, columns = len(r), int((R.norm(dim=0) > 0).sum())
-        if n <= columns or gain * (n / (n - columns)) ** 0.5 > self.trusted_gain:
+        if columns > n / 2 or gain * (n / (n - columns)) ** 0.5 > self.trusted_gain:
             return "no_gain"
         return "noisy" if self._smoothness(R) < self.smooth else ""
 

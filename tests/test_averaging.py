@@ -8,15 +8,29 @@ import torch
 
 from torch_anderson import Anderson
 from torch_anderson.averaging import Window, noise_projection
+from torch_anderson.history import PRODUCT_CHUNK
 
 CPU = torch.device("cpu")
 
 
-def filled(points: np.ndarray, length: int, dtype: torch.dtype = torch.float64) -> Window:
-    window = Window(length, points.shape[1], device=CPU, dtype=dtype)
-    for point in torch.from_numpy(points).to(dtype):
-        window.push(lambda a, b, point=point: point[a:b])
+def filled(points: np.ndarray, length: int, criterion: str = "paper", dtype: torch.dtype = torch.float64) -> Window:
+    window = Window(length, points.shape[1], criterion, device=CPU, dtype=dtype)
+    push(window, points)
     return window
+
+
+def push(window: Window, points: np.ndarray) -> None:
+    for point in torch.from_numpy(points):
+        window.new_row().copy_(point)
+
+
+def average(window: Window) -> tuple[np.ndarray, float]:
+    """The mean of the points, and the largest standard deviation of an entry; the points stay."""
+    out = torch.full_like(window.newest, torch.nan)
+    before = window.points.clone()
+    noise = window.average(out)
+    assert torch.equal(window.points, before)
+    return out.numpy(), noise.item()
 
 
 def variance(points: np.ndarray, criterion: str) -> np.ndarray:
@@ -37,17 +51,18 @@ CRITERIA = [("paper", t) for t in (1, 2, 3, 5, 10)] + [("detrended", t) for t in
 def test_noise_is_the_largest_standard_deviation_whatever_the_rings_position(criterion, t, pushed):
     rng = np.random.default_rng(t)
     points = rng.standard_normal((t + pushed, 6)) + np.outer(np.arange(t + pushed), rng.standard_normal(6))
-    noise = filled(points, t).noise(noise_projection(t, criterion))
-    assert noise.item() == pytest.approx(np.sqrt(variance(points[-t:], criterion).max()), rel=1e-12, abs=1e-12)
+    _, noise = average(filled(points, t, criterion))
+    assert noise == pytest.approx(np.sqrt(variance(points[-t:], criterion).max()), rel=1e-12, abs=1e-12)
 
 
-@pytest.mark.parametrize("t", [1, 3, 4])
-def test_window_holds_the_last_points_and_their_mean(t):
-    points = np.random.default_rng(0).standard_normal((7, 5))
-    window = filled(points, t)
-    np.testing.assert_allclose(window.mean(0, 5), points[-t:].mean(0), rtol=1e-14)
-    np.testing.assert_allclose(window.mean(1, 3), points[-t:].mean(0)[1:3], rtol=1e-14)
+@pytest.mark.parametrize("pushed", [0, 1, 2, 7])
+@pytest.mark.parametrize(("criterion", "t"), CRITERIA)
+def test_window_holds_the_last_points_and_their_mean(criterion, t, pushed):
+    points = np.random.default_rng(0).standard_normal((t + pushed, 5))
+    window = filled(points, t, criterion)
+    np.testing.assert_allclose(average(window)[0], points[-t:].mean(0), rtol=1e-14, atol=1e-15)
     np.testing.assert_array_equal(window.newest, points[-1])
+    np.testing.assert_array_equal(sorted(window.points.tolist()), sorted(points[-t:].tolist()))
 
 
 @pytest.mark.parametrize("t", [2, 5])
@@ -55,10 +70,18 @@ def test_window_is_full_only_after_t_points_and_again_after_clear(t):
     points = np.random.default_rng(0).standard_normal((t - 1, 3))
     window = filled(points, t)
     assert not window.full
-    window.push(lambda a, b: torch.zeros(3, dtype=torch.float64)[a:b])
+    push(window, np.zeros((1, 3)))
     assert window.full
     window.clear()
     assert not window.full
+    points = np.random.default_rng(1).standard_normal((t, 3))
+    push(window, points[:-1])
+    assert not window.full
+    push(window, points[-1:])
+    assert window.full
+    mean, noise = average(window)
+    np.testing.assert_allclose(mean, points.mean(0), rtol=1e-14, atol=1e-15)
+    assert noise == pytest.approx(np.std(points, axis=0).max(), rel=1e-12)
 
 
 @pytest.mark.parametrize(("criterion", "t"), [("paper", 2), ("paper", 10), ("detrended", 4), ("detrended", 10)])
@@ -68,30 +91,30 @@ def test_float32_points_far_from_zero_keep_their_variance(criterion, t):
     rng = np.random.default_rng(0)
     offset = 1000 * rng.standard_normal(50)
     points = (offset + 1e-3 * rng.standard_normal((t, 50))).astype(np.float32)
-    window = filled(points, t, torch.float32)
     exact = points.astype(np.float64)
-    noise = window.noise(noise_projection(t, criterion))
-    assert noise.item() == pytest.approx(np.sqrt(variance(exact, criterion).max()), rel=1e-4)
-    np.testing.assert_allclose(window.mean(0, 50), exact.mean(0), rtol=1e-7)
+    mean, noise = average(filled(points, t, criterion, torch.float32))
+    assert noise == pytest.approx(np.sqrt(variance(exact, criterion).max()), rel=1e-4)
+    np.testing.assert_allclose(mean, exact.mean(0), rtol=1e-7)
 
 
 @pytest.mark.parametrize("criterion", ["paper", "detrended"])
-def test_noise_of_vectors_longer_than_a_chunk_sees_every_entry(criterion):
-    n, t = 2**16 + 3, 5
-    for entry in (0, 2**16 - 1, 2**16, n - 1):
-        points = np.zeros((t, n))
-        points[:, entry] = [0, 3, -1, 4, 1]
-        noise = filled(points, t).noise(noise_projection(t, criterion))
-        assert noise.item() == pytest.approx(np.sqrt(variance(points[:, [entry]], criterion)[0]))
+def test_average_of_vectors_longer_than_a_chunk_sees_every_entry(criterion):
+    n, t = 2 * PRODUCT_CHUNK + 3, 5
+    for entry in (0, PRODUCT_CHUNK - 1, PRODUCT_CHUNK, 2 * PRODUCT_CHUNK - 1, 2 * PRODUCT_CHUNK, n - 1):
+        points = np.tile(np.linspace(-1, 1, n), (t, 1))
+        points[:, entry] += [0, 3, -1, 4, 1]
+        mean, noise = average(filled(points, t, criterion))
+        assert noise == pytest.approx(np.sqrt(variance(points[:, [entry]], criterion)[0]))
+        np.testing.assert_allclose(mean, points.mean(0), rtol=1e-14, atol=1e-15)
 
 
 @pytest.mark.parametrize("t", [2, 4, 5, 10])
 def test_noise_free_drift_is_noise_for_the_paper_and_none_for_a_straight_line(t):
     # Steps of 1: std / |r| = sqrt((t^2 - 1) / 12).
-    window = filled(np.arange(t, dtype=float)[:, None] * [1.0, 0.2], t)
-    assert window.noise(noise_projection(t, "paper")).item() == pytest.approx(math.sqrt((t**2 - 1) / 12))
+    points = np.arange(t, dtype=float)[:, None] * [1.0, 0.2]
+    assert average(filled(points, t, "paper"))[1] == pytest.approx(math.sqrt((t**2 - 1) / 12))
     if t >= 4:
-        assert window.noise(noise_projection(t, "detrended")).item() == pytest.approx(0, abs=1e-12)
+        assert average(filled(points, t, "detrended"))[1] == pytest.approx(0, abs=1e-12)
 
 
 def drift(steps: int, **options) -> list[float]:

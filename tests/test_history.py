@@ -1,5 +1,6 @@
 """History and small system against a plain list of pairs, after any sequence of stores, resets and partial fills."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -9,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from torch_anderson.history import History
+from torch_anderson.history import PRODUCT_CHUNK, SHORT, History
 from torch_anderson.least_squares import System
 
 N = 5
@@ -75,8 +76,10 @@ class Recorder:
         """Take the products of rows stored since the last time into the system, as an acceleration does."""
         if len(self.plain.pairs) > 1:
             fresh = self.history.newest_first[: self.unread]
-            self.system.update(fresh, self.history.products(fresh).tolist())
+            products, residual_sq = self.history.products(fresh)
+            self.system.update(fresh, products.tolist())
             self.unread = 0
+            assert residual_sq.item() == pytest.approx(float(np.sum(self.plain.residuals[-1] ** 2)), rel=1e-12)
 
     def check(self) -> None:
         history, plain = self.history, self.plain
@@ -151,10 +154,10 @@ def test_right_hand_side_does_not_drift_over_many_updates():
     recorder.check_system()
 
 
+@pytest.mark.parametrize("n", [SHORT, SHORT + 1, PRODUCT_CHUNK, 6 * PRODUCT_CHUNK + 17])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-def test_products_of_vectors_longer_than_a_chunk_are_exact(dtype):
-    # 3 chunks of 2^16 and a rest. Products are formed in float64 whatever the rows are kept in.
-    n = 3 * 2**16 + 17
+def test_products_of_long_vectors_are_exact(dtype, n):
+    # Up to 6 chunks and a rest. Products are formed in float64 whatever the rows are kept in.
     history = History(3, n, device=CPU, dtype=dtype)
     generator = torch.Generator().manual_seed(0)
     for _ in range(6):
@@ -162,9 +165,11 @@ def test_products_of_vectors_longer_than_a_chunk_are_exact(dtype):
         u = w + r + 0.5
         history.store(w, lambda a, b, u=u: u[a:b])
     rows = torch.cat([history.residual_diffs, history.last_residual[None]]).double().numpy()
-    products = history.products(history.newest_first).numpy()
-    expected = rows @ rows[history.newest_first].T
-    np.testing.assert_allclose(products, expected, rtol=1e-12, atol=1e-12 * np.abs(expected).max())
+    for slots in (history.newest_first, history.newest_first[:1]):
+        products, residual_sq = history.products(slots)
+        expected = rows @ rows[slots].T
+        np.testing.assert_allclose(products, expected, rtol=1e-12, atol=1e-12 * np.abs(expected).max())
+        np.testing.assert_allclose(residual_sq, rows[-1] @ rows[-1], rtol=1e-12)
 
 
 def test_differences_are_formed_before_the_products():
@@ -177,7 +182,8 @@ def test_differences_are_formed_before_the_products():
     for r in residuals:
         history.store(zero, lambda a, b, r=r: r[a:b])
     R = torch.stack(residuals).diff(dim=0).flip(0)
-    gram = history.products(history.newest_first)[history.newest_first]
+    products, _ = history.products(history.newest_first)
+    gram = products[history.newest_first]
     torch.testing.assert_close(gram, R @ R.T, rtol=1e-13, atol=1e-13)
 
 
@@ -193,8 +199,10 @@ def test_batched_histories_are_independent_histories():
             history.store(w[i], lambda a, b, u=u[i]: u[a:b])
         assert_same(together.map_diffs, [history.map_diffs for history in alone])
         assert_same(together.residual_diffs, [history.residual_diffs for history in alone])
-        assert_same(together.products(range(size)), [history.products(range(size)) for history in alone])
+        products, residual_sq = zip(*(history.products(range(size)) for history in alone), strict=True)
+        assert_same(together.products(range(size))[0], products)
+        assert_same(together.products(range(size))[1], residual_sq)
 
 
-def assert_same(together: Tensor, alone: list[Tensor]) -> None:
+def assert_same(together: Tensor, alone: Sequence[Tensor]) -> None:
     torch.testing.assert_close(together, torch.stack(alone), rtol=1e-13, atol=1e-13)

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from torch_anderson.history import History
+from torch_anderson.history import SHORT, History
 from torch_anderson.least_squares import solve_gram, solve_gram_batch, solve_qr
 
 N, COLUMNS = 300, 8
@@ -26,16 +26,17 @@ def gram_system(R: np.ndarray, r: np.ndarray) -> tuple[list[list[float]], list[f
     return [gram[i, : i + 1].tolist() for i in range(len(gram))], (R.T @ r).tolist()
 
 
-def measured(R: np.ndarray, r: np.ndarray, dtype: torch.dtype) -> tuple[np.ndarray, np.ndarray, list, list]:
-    """Columns (newest first) and residual as a history keeps them in `dtype`, and their products."""
-    history = History(R.shape[1], N, device=torch.device("cpu"), dtype=dtype)
+def measured(R: np.ndarray, r: np.ndarray, dtype: torch.dtype, n: int) -> tuple[np.ndarray, np.ndarray, list, list]:
+    """Columns (newest first) and residual as a history of `n` numbers in `dtype` keeps them, and their products."""
+    history = History(R.shape[1], n, device=torch.device("cpu"), dtype=dtype)
+    R, r = np.pad(R, [(0, n - N), (0, 0)]), np.pad(r, (0, n - N))
     residuals = [r - R[:, :j].sum(1) for j in range(R.shape[1] + 1)][::-1]  # so that R is their differences
-    zero = torch.zeros(N, dtype=dtype)
+    zero = torch.zeros(n, dtype=dtype)
     for residual in residuals:
         value = torch.from_numpy(residual).to(dtype)
         history.store(zero, lambda a, b, value=value: value[a:b])
     slots = history.newest_first
-    products = history.products(slots).numpy()
+    products = history.products(slots)[0].numpy()
     gram = [products[slot, : i + 1].tolist() for i, slot in enumerate(slots)]
     stored = history.residual_diffs[slots].double().numpy().T
     return stored, history.last_residual.double().numpy(), gram, products[-1].tolist()
@@ -52,9 +53,11 @@ def optimum(R: np.ndarray, r: np.ndarray) -> float:
 @pytest.mark.parametrize("seed", range(3))
 @pytest.mark.parametrize("outside", [1.0, 1e-3])
 @pytest.mark.parametrize("condition", [1, 1e1, 1e2, 1e3, 1e4, 1e5, 1e6])
-def test_residual_from_float32_columns_is_the_optimum(condition, outside, seed):
-    # Products accumulated in float32 leave up to 20 times the optimum at outside = 1, 10,000 times at 1e-3.
-    R, r, gram, rhs = measured(*conditioned(condition, seed, outside=outside), torch.float32)
+@pytest.mark.parametrize("n", [N, SHORT + 1])
+def test_residual_from_float32_columns_is_the_optimum(n, condition, outside, seed):
+    # Products accumulated in float32 leave up to 20 times the optimum at outside = 1, 10,000 times at 1e-3. Rows of
+    # more than SHORT numbers are kept in float32, shorter ones in float64.
+    R, r, gram, rhs = measured(*conditioned(condition, seed, outside=outside), torch.float32, n)
     found = solve_gram(gram, rhs, 0.0)
     assert norm_left(R, r, found.values) <= 1.001 * optimum(R, r)
     # fitted_sq is known to rounding in the Gram matrix times |scaled g|^2: normal equations cannot do better.

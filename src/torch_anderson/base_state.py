@@ -104,9 +104,9 @@ def restore_group_values(base: Optimizer, values: list[dict[str, Any]]) -> None:
 
 
 def reset_momentum(base: Optimizer) -> None:
-    """Zero the first moments; step counts and second moments stay."""
+    """Zero the first moments of the parameters that take part; step counts and second moments stay."""
     known = False
-    for entries in base.state.values():
+    for _, entries in _taking_part(base):
         for name in FIRST_MOMENTS if isinstance(entries, dict) else ():
             if isinstance(entries.get(name), Tensor):
                 entries[name].zero_()
