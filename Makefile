@@ -40,7 +40,7 @@ demo: $(VENV)/demo.stamp ## run the demonstration
 bench: $(addprefix bench-,$(BENCHMARKS)) ## run all benchmarks; one of them: make bench-<name>
 
 bench-%: $(VENV)/dev.stamp
-	$(PY) -m benchmarks.$*
+	OMP_PROC_BIND=true $(PY) -m benchmarks.$*
 
 clean: ## remove caches and build products
 	rm -rf build dist src/*.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis lightning_logs

@@ -101,7 +101,7 @@ def gmres_deviation(seed: int, regularization: float, n: int = 40) -> float:
     return max(abs(ours / theirs - 1) for ours, theirs in pairs if theirs > 1e-6 * np.linalg.norm(b))
 
 
-def excess_residual(seed: int, regularization: float, condition: float, n: int = 10_000, columns: int = 10) -> float:
+def excess_residual(seed: int, regularization: float, condition: float, n: int = 40_000, columns: int = 10) -> float:
     """|r - R g| over its minimum, less 1. Columns in float32, of that condition number; 1e-3 of r is out of reach."""
     generator = torch.Generator().manual_seed(seed)
     randn = partial(torch.randn, generator=generator, dtype=torch.float64)
@@ -115,7 +115,7 @@ def excess_residual(seed: int, regularization: float, condition: float, n: int =
         residual = (r - R[:, :newer].sum(1)).float()
         history.store(torch.zeros(n), lambda a, b, residual=residual: residual[a:b])
     slots = history.newest_first
-    products = history.products(slots).tolist()
+    products = history.products(slots)[0].tolist()
     gram = [[products[slot][j] for j in range(i + 1)] for i, slot in enumerate(slots)]
     g = solve_gram(gram, products[-1], regularization).values
     rows, target = history.residual_diffs[slots].double().T, history.last_residual.double()
