@@ -15,6 +15,7 @@ from torch.optim import Optimizer
 from . import base_state, checkpoint, joint
 from .averaging import largest
 from .evaluation import LossFn, evaluate
+from .history import full_precision
 from .options import Options
 from .parameters import Block, Layout, accelerated, build_blocks, refuse_sparse
 from .safeguard import MAX_GAIN, Decision, Jump, geometric_test, loss_test, reason_to_distrust, residual_test
@@ -42,6 +43,7 @@ class Accelerator:
         self._layout: Layout | None = None
         self.waiting: list[Tensor] | None = None  # parameters whose base state does not exist yet
         self._versions: int | None = None
+        self._told: set[str] = set()
         self._proportional = not isinstance(base, base_state.NOT_PROPORTIONAL)
         self._cyclic = options.residual == "cycle"
         self._averages = options.average_window > 0 and not self._cyclic
@@ -94,7 +96,7 @@ class Accelerator:
         return k > o.warmup and (k % o.store_period == 0 or k % o.period == 0)
 
     def _has_learning_rate(self) -> bool:
-        return any(group.get("lr", 1.0) for group in self.base.param_groups)
+        return any(base_state.learning_rate(group) for group in self.base.param_groups)
 
     def _idle_step(self, closure: Callable[[], Any] | None) -> Any:
         """All learning rates are 0: how distributed checkpoints make an optimizer allocate its state."""
@@ -124,6 +126,7 @@ class Accelerator:
         """Count a base step in its pair: the only one, or one of a cycle, whose learning rates add up."""
         averaged = self.pair_steps - (self.options.period - self.options.average_window)
         for block in self.blocks:
+            block.views()  # the base may have given the parameters other memory
             rate = self._learning_rate(block) if self._proportional else 1.0
             block.learning_rate = rate + block.learning_rate if self.pair_steps and self._proportional else rate
             if self._cycle_mean and averaged >= 0:
@@ -135,22 +138,24 @@ class Accelerator:
 
     def _store(self) -> None:
         """Add the pair (iterate, residual) to the history."""
-        if not self._proportional:
-            self._restart_if_learning_rate_changed()
+        self._restart_if_rates_are_unlike()
         for block in self.blocks:
             read = block.read_mean(self.options.average_window) if self._cycle_mean else block.read
             block.history.store(block.iterate, read, block.learning_rate)
         self.pair_steps = 0
         self.pairs_since_jump += 1
 
-    def _restart_if_learning_rate_changed(self) -> None:
-        if any(block.stored_rate not in (None, self._learning_rate(block)) for block in self.blocks):
-            self._forget_pairs()
+    def _restart_if_rates_are_unlike(self) -> None:
+        """Residuals of another learning rate cannot be compared if the step is not proportional to it, nor can
+        those of rate 0, which say nothing of others."""
         for block in self.blocks:
-            block.stored_rate = self._learning_rate(block)
+            before, block.stored_rate = block.stored_rate, self._learning_rate(block)
+            changed = before is not None and before != block.stored_rate
+            if changed and not (self._proportional and before and block.stored_rate):
+                self._forget_pairs()
 
     def _learning_rate(self, block: Block) -> float:
-        return float(self.base.param_groups[block.group].get("lr", 1.0))
+        return base_state.learning_rate(self.base.param_groups[block.group])
 
     # ------------------------------------------------------------------------------------------ extrapolation
 
@@ -240,7 +245,6 @@ class Accelerator:
         self.pending = None
         norm = sqrt(sum(block.normalized_residual_sq() for block in self.blocks))
         decision = residual_test(pending.norm, norm)
-        self._conclude(decision, pending.record)
         if self._averages:
             points = [block.iterate if decision.accepted else block.history.last_map for block in self.blocks]
             self._push(points, restart=decision.accepted and self.options.period > 1)
@@ -251,6 +255,7 @@ class Accelerator:
             base_state.restore_group_values(self.base, group_values)
             self.waiting = None  # restored parameters may be without state again
             self._watch()
+        self._conclude(decision, pending.record)
         return decision.accepted
 
     def _skip(self, cause: str, record: Acceleration | None = None) -> bool:
@@ -263,9 +268,14 @@ class Accelerator:
         self.stats.counts["accepted" if decision.accepted else f"rejected_{decision.cause}"] += 1
         if decision.accepted:
             self.pairs_since_jump = 0
-            if self.options.on_accept == "reset_momentum":
-                base_state.reset_momentum(self.base)
+            if self.options.on_accept == "reset_momentum" and not base_state.reset_momentum(self.base):
+                self._tell_once("on_accept='reset_momentum': %s keeps no momentum that we know of")
         self._tell(replace(record, cause=decision.cause))
+
+    def _tell_once(self, message: str) -> None:
+        if message not in self._told:
+            self._told.add(message)
+            logger.info(message, type(self.base).__name__)
 
     def _tell(self, record: Acceleration) -> None:
         self.stats.latest = record
@@ -293,7 +303,8 @@ class Accelerator:
         windows = [block.window for block in self.blocks if block.window]
         if not windows[0].full:
             return
-        noise = largest([window.average(block.iterate) for block, window in zip(self.blocks, windows, strict=True)])
+        with full_precision(residual_max.device):
+            noise = largest([window.average(block.iterate) for block, window in zip(self.blocks, windows, strict=True)])
         noisy = noise > self.options.average_tolerance * residual_max
         for block, window in zip(self.blocks, windows, strict=True):
             torch.where(noisy.to(block.device), block.iterate, window.newest, out=block.iterate)

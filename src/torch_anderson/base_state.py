@@ -1,6 +1,5 @@
 """The wrapped optimizer's own state: going back to it, and forgetting its momentum."""
 
-import logging
 from collections.abc import MutableMapping
 from copy import deepcopy
 from typing import Any
@@ -10,8 +9,6 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from .parameters import accelerated
-
-logger = logging.getLogger("torch_anderson")
 
 PREFIX = "anderson_"
 """Begins the name of every entry that we keep beside the base's own in its state."""
@@ -27,6 +24,12 @@ State = MutableMapping[Any, Any]
 def own_entries(state: State) -> dict[str, Any]:
     """The base's entries for one parameter, without ours."""
     return {key: value for key, value in state.items() if not str(key).startswith(PREFIX)}
+
+
+def learning_rate(group: dict[str, Any]) -> float:
+    """The group's learning rate; 1 where the base chooses it by itself."""
+    rate = group.get("lr")
+    return 1.0 if rate is None else float(rate)
 
 
 class Snapshot:
@@ -103,14 +106,13 @@ def restore_group_values(base: Optimizer, values: list[dict[str, Any]]) -> None:
             group[name] = _copied(value, group.get(name))
 
 
-def reset_momentum(base: Optimizer) -> None:
-    """Zero the first moments of the parameters that take part; step counts and second moments stay."""
+def reset_momentum(base: Optimizer) -> bool:
+    """Zero the first moments of the parameters that take part; step counts and second moments stay. False if the
+    base keeps none that we know of."""
     known = False
     for _, entries in _taking_part(base):
         for name in FIRST_MOMENTS if isinstance(entries, dict) else ():
             if isinstance(entries.get(name), Tensor):
                 entries[name].zero_()
                 known = True
-    if not known and not getattr(base, "_anderson_told_no_momentum", False):
-        base._anderson_told_no_momentum = True  # type: ignore[attr-defined]
-        logger.info("on_accept='reset_momentum': %s keeps no momentum that we know of", type(base).__name__)
+    return known

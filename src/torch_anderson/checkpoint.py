@@ -123,6 +123,8 @@ def _adopt_block(run: "Accelerator", block: Block) -> bool:
     found = False
     for param, views in entries(block):
         state = run.base.state.get(param, {})
+        if not isinstance(state, dict):
+            continue
         if not all(name in state and state[name].shape == view.shape for name, view in views.items()):
             continue
         for name, view in views.items():
@@ -163,6 +165,11 @@ def check(ours: Entries, groups: Sequence[Group], saved_groups: Sequence[Group],
             )
         _check_rows(found, "map_diffs", "history_size", options.history_size)
         _check_rows(found, "window", "average_window", options.window_rows)
+        if int(found[PREFIX + "numbers"][0]) != options.cycle_length:
+            raise ValueError(
+                "The checkpoint was made with another residual, or other cycles. "
+                "Build Anderson with the options of the checkpoint."
+            )
 
 
 def _check_rows(found: dict[str, Any], name: str, option: str, expected: int) -> None:
@@ -200,6 +207,7 @@ def _numbers(run: "Accelerator", block: Block) -> Tensor:
     padding = [-1.0] * (block.history.size + 1 - len(rates))
     history, window = block.history, block.window
     progress = [
+        run.options.cycle_length,
         run.k,
         run.pair_steps,
         run.pairs_since_jump,
@@ -215,11 +223,12 @@ def _set_numbers(run: "Accelerator", block: Block, numbers: Sequence[float]) -> 
     """The inverse of ``_numbers``."""
     rest = iter(numbers)
     history, m = block.history, block.history.size
-    run.k, run.pair_steps, run.pairs_since_jump = (int(x) for x in islice(rest, 3))
+    _, run.k, run.pair_steps, run.pairs_since_jump = (int(x) for x in islice(rest, 4))
     history.pairs, history.fresh, window_count = (int(x) for x in islice(rest, 3))
     if block.window:
         block.window.count = window_count
-    run.pending = Pending.from_numbers(list(islice(rest, Pending.LENGTH)))
+    pending = Pending.from_numbers(list(islice(rest, Pending.LENGTH)))
+    run.pending = pending if run.options.safeguard == "residual" else None
     run.stats.counts.clear()
     run.stats.counts.update(dict(zip(COUNTS, map(int, islice(rest, len(COUNTS))), strict=True)))
     block.learning_rate, stored_rate = islice(rest, 2)

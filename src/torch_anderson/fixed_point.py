@@ -7,9 +7,9 @@ import torch
 from torch import Tensor
 
 from .extrapolation import correction, mixing_weights
-from .history import History
+from .history import History, full_precision
 from .least_squares import solve_gram_batch
-from .options import CHOICES
+from .options import CHOICES, is_integer
 from .parameters import columns_of, working_dtype
 
 
@@ -82,7 +82,8 @@ def fixed_point(
         going &= ~converged & norm.isfinite()
         history.store(x, columns_of(_where(going, u, x)))  # a problem at rest leaves zeros in its history
         trace.append(norm)
-        x, left = _next_iterate(history, relaxation, mixing, regularization)
+        with full_precision(x.device):
+            x, left = _next_iterate(history, relaxation, mixing, regularization)
         predicted.append(left)
     return Solution(
         x=_shaped(best, x0),
@@ -129,12 +130,17 @@ def _check(
     history_size: int, relaxation: float, mixing: str, regularization: float, tol: float, max_iterations: int
 ) -> None:
     rules = [
-        ("history_size", history_size, history_size >= 1, "an integer of at least 1"),
+        ("history_size", history_size, is_integer(history_size) and history_size >= 1, "an integer of at least 1"),
         ("relaxation", relaxation, 0 < relaxation <= 1, "a number above 0 and at most 1"),
         ("mixing", mixing, mixing in CHOICES["mixing"], "'paper' or 'anderson'"),
         ("regularization", regularization, regularization >= 0, "a number of at least 0"),
         ("tol", tol, tol >= 0, "a number of at least 0"),
-        ("max_iterations", max_iterations, max_iterations >= 1, "an integer of at least 1"),
+        (
+            "max_iterations",
+            max_iterations,
+            is_integer(max_iterations) and max_iterations >= 1,
+            "an integer of at least 1",
+        ),
     ]
     for name, value, allowed, described in rules:
         if not allowed:

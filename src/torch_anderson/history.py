@@ -11,6 +11,7 @@ schedule changes the small system by a factor and not the rows.
 """
 
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import torch
@@ -39,6 +40,13 @@ def chunks(n: int, device: torch.device, length: int = CHUNK) -> Iterator[tuple[
 def columns(vectors: Tensor, start: int, stop: int) -> Tensor:
     """A range of columns of one vector or several; no view is made of the whole range."""
     return vectors if stop - start == vectors.shape[-1] else vectors[..., start:stop]
+
+
+def full_precision(device: torch.device) -> AbstractContextManager[Any]:
+    """Keeps autocast, within which a step may be called, away from our products."""
+    if torch.is_autocast_enabled(device.type):
+        return torch.autocast(device.type, enabled=False)
+    return nullcontext()
 
 
 SHORT = 1 << 14

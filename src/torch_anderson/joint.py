@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from .extrapolation import correction, mixing_weights
-from .history import columns
+from .history import columns, full_precision
 from .least_squares import Coefficients, solve_gram, solve_qr
 from .options import Options
 from .parameters import Block
@@ -117,7 +117,10 @@ def form_candidates(blocks: Sequence[Block], problem: Problem, options: Options)
 
     Returns the length of the jump r - e, and its inner product with r.
     """
-    parts = [_form_candidate(block, problem.coefficients, options) for block in blocks]
+    parts = []
+    for block in blocks:
+        with full_precision(block.device):
+            parts.append(_form_candidate(block, problem.coefficients, options))
     numbers = iter(_fetch(list(chain.from_iterable(parts))))
     e_times_r = e_sq = 0.0
     for block, part in zip(blocks, parts, strict=True):

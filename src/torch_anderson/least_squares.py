@@ -1,6 +1,6 @@
 """Coefficients g = argmin |r - R g|, from the Gram matrix of R (fast) or from its columns (QR, the paper's way).
 
-Columns are scaled to unit length first, so that regularization and rank are relative to the columns: residuals
+Regularization and rank are relative to the lengths of the columns: residuals
 of deep networks are 1e-3 to 1e-6, where an absolute regularization would silently turn the method off. Columns come
 newest first: one that depends on newer ones is dropped, never the newest.
 """
@@ -83,9 +83,9 @@ def solve_gram(gram: Sequence[Sequence[float]], rhs: Sequence[float], regulariza
         for j, other in zip(kept, factor, strict=True):
             row.append((column[j] - sum(map(mul, row, other))) / other[-1])
         length_sq = column[i]
-        pivot = length_sq * (1.0 + regularization) - sum(map(mul, row, row))
-        if pivot > RANK_TOLERANCE * length_sq:
-            pivot = sqrt(pivot)
+        distance_sq = length_sq - sum(map(mul, row, row))
+        if distance_sq > RANK_TOLERANCE * length_sq:
+            pivot = sqrt(distance_sq + regularization * length_sq)
             z.append((rhs[i] - sum(map(mul, row, z))) / pivot)
             kept.append(i)
             factor.append([*row, pivot])

@@ -48,10 +48,10 @@ class Anderson(Optimizer):
         regularization: added to the diagonal of the Gram matrix of R's columns scaled to length 1.
         solver: ``"gram"``, or ``"qr"`` as in the paper (slow, needs all of R in float64).
         max_jump: longest jump, in lengths of the path through the stored iterates; infinity for no limit.
-        safeguard: what a finite jump must pass besides. ``"descent"``: a positive inner product with r, and a
-            predicted gain worth the risk. ``"loss"``: a lower loss than the plain step, on the ``loss_fn`` given
-            with the step (2 forward passes). ``"residual"``: the paper's, a smaller residual at the next step, which
-            is taken back if it fails. ``None``: nothing.
+        safeguard: what a finite jump must pass besides. ``"descent"``: residuals that change smoothly, a predicted
+            gain that is not chance, and a jump further along r than the plain step. ``"loss"``: a lower loss than
+            the plain step, on the ``loss_fn`` given with the step (2 forward passes). ``"residual"``: the paper's, a
+            smaller residual at the next step, which is taken back if it fails. ``None``: nothing.
         on_accept: what happens to the base's first moments at a jump: ``"keep"`` or ``"reset_momentum"``.
 
     A parameter group takes no part if it has ``"anderson": False``.
@@ -166,7 +166,7 @@ class Anderson(Optimizer):
         self._accelerator.reset_history()
 
     def register_acceleration_hook(self, hook: Callable[[Acceleration], None]) -> RemovableHandle:
-        """Call ``hook(record)`` after every acceleration: accepted, rejected or skipped.
+        """Call ``hook(record)`` after every acceleration that was worked out: accepted, rejected or skipped.
 
         >>> optimizer = Anderson(torch.optim.SGD([torch.nn.Parameter(torch.zeros(2))], lr=0.1))
         >>> handle = optimizer.register_acceleration_hook(lambda record: print(record.gain, record.cause))

@@ -37,7 +37,7 @@ class Options:
     def __post_init__(self) -> None:
         for name, smallest in SMALLEST.items():
             value = getattr(self, name)
-            if not _is_integer(value) or value < smallest:
+            if not is_integer(value) or value < smallest:
                 self._refuse(name, f"an integer of at least {smallest}")
         for name, choices in CHOICES.items():
             if getattr(self, name) not in choices:
@@ -52,6 +52,11 @@ class Options:
     def window_rows(self) -> int:
         """Vectors kept for averaging: the window, or the one sum of an in-cycle mean."""
         return min(self.average_window, 1) if self.residual == "cycle" else self.average_window
+
+    @property
+    def cycle_length(self) -> int:
+        """Base steps in one residual: 0 stands for steps."""
+        return self.period if self.residual == "cycle" else 0
 
     def _check_together(self) -> None:
         if self.residual == "cycle":
@@ -73,5 +78,6 @@ class Options:
         raise ValueError(f"Invalid {name}: {getattr(self, name)!r}. Allowed: {allowed}.")
 
 
-def _is_integer(value: Any) -> bool:
+def is_integer(value: Any) -> bool:
+    """Whether a value counts something; True and False do not."""
     return isinstance(value, int) and not isinstance(value, bool)

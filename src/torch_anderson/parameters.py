@@ -179,6 +179,8 @@ def working_dtype(dtype: torch.dtype) -> torch.dtype:
 
 def flat_view(param: Tensor) -> Tensor:
     """All numbers of a parameter as one real vector, in the order of memory, sharing memory and version."""
+    if hasattr(param, "to_local"):
+        raise ValueError("Invalid parameter: a DTensor. Allowed: parameters that are whole on their rank.")
     view = param.detach()
     if view.is_complex():
         view = torch.view_as_real(view)
@@ -228,8 +230,8 @@ class Layout(NamedTuple):
     @classmethod
     def of(cls, groups: Sequence[Group]) -> "Layout":
         """The layout as it is now."""
-        params = [p for group in groups if group.get("anderson", True) for p in group["params"]]
-        return cls([id(p) if p.requires_grad else 0 for p in params], [(p.device, p.dtype) for p in params])
+        members = list(accelerated(groups))
+        return cls([(index, id(p)) for index, p in members], [(p.device, p.dtype) for _, p in members])
 
 
 def build_blocks(groups: Sequence[Group], **kept: Any) -> list[Block]:

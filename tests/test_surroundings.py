@@ -1,0 +1,114 @@
+"""What the world around a step may do: swap memory, cast, schedule strangely, keep odd state, drop groups."""
+
+import copy
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from torch_anderson import Anderson, fixed_point
+
+
+class SwappingSGD(torch.optim.Optimizer):
+    """Gives the parameters other memory at every step, as some optimizers and offloaders do."""
+
+    def __init__(self, params: Any, lr: float):
+        super().__init__(params, {"lr": lr})
+
+    def step(self, closure: Any = None) -> None:
+        for group in self.param_groups:
+            for p in group["params"]:
+                p.data = p.data - group["lr"] * p.grad
+
+
+def two_groups(seed: int = 0) -> list[dict[str, Any]]:
+    generator = torch.Generator().manual_seed(seed)
+    make = lambda n: nn.Parameter(torch.randn(n, generator=generator, dtype=torch.float64))  # noqa: E731
+    return [{"params": [make(30)]}, {"params": [make(40)]}]
+
+
+def run(optimizer: Anderson, steps: int) -> list[torch.Tensor]:
+    params = [p for group in optimizer.param_groups for p in group["params"]]
+    for _ in range(steps):
+        for p in params:
+            p.grad = p.detach() * torch.linspace(0.01, 1, p.numel(), dtype=p.dtype)
+        optimizer.step()
+    return [p.detach().clone() for p in params]
+
+
+@pytest.mark.parametrize("options", [{}, {"residual": "cycle", "period": 5}, {"average_window": 4}], ids=str)
+def test_a_base_that_swaps_the_parameters_memory_is_read_where_they_are(options: dict[str, Any]) -> None:
+    swapped = run(Anderson(SwappingSGD(two_groups(), lr=0.5), **options), 40)
+    in_place = run(Anderson(torch.optim.SGD(two_groups(), lr=0.5), **options), 40)
+    for a, b in zip(swapped, in_place, strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-6, atol=1e-9)
+
+
+@pytest.mark.parametrize("options", [{"average_window": 4}, {"period": 2, "safeguard": None}], ids=str)
+def test_a_step_inside_autocast_keeps_full_precision(options: dict[str, Any]) -> None:
+    def train(cast: bool) -> torch.Tensor:
+        weights = nn.Parameter(torch.linspace(-1, 1, 20_000))
+        optimizer = Anderson(torch.optim.SGD([weights], lr=0.5), **options)
+        for _ in range(12):
+            weights.grad = weights.detach() * torch.linspace(0.01, 1, 20_000)
+            with torch.autocast("cpu", torch.bfloat16, enabled=cast):
+                optimizer.step()
+        return weights.detach()
+
+    assert torch.equal(train(cast=True), train(cast=False))
+
+
+def test_fixed_point_inside_autocast_keeps_full_precision() -> None:
+    x0 = torch.ones(20_000)
+    with torch.autocast("cpu", torch.bfloat16):
+        inside = fixed_point(torch.cos, x0)
+    assert torch.equal(inside.x, fixed_point(torch.cos, x0).x)
+
+
+def test_a_base_without_a_learning_rate_of_its_own_is_accelerated() -> None:
+    base = torch.optim.SGD(two_groups(), lr=0.5)
+    optimizer = Anderson(base)
+    run(optimizer, 5)
+    for group in base.param_groups:
+        group["anderson_test_rate"] = group.pop("lr")
+    assert optimizer._accelerator._has_learning_rate()
+    base.param_groups[0]["lr"] = None
+    assert optimizer._accelerator._has_learning_rate()
+
+
+def test_a_learning_rate_of_zero_for_one_group_does_not_poison_the_history() -> None:
+    optimizer = Anderson(torch.optim.SGD(two_groups(), lr=0.5))
+    run(optimizer, 16)
+    optimizer.param_groups[1]["lr"] = 0.0
+    run(optimizer, 1)
+    optimizer.param_groups[1]["lr"] = 0.5
+    run(optimizer, 2)
+    assert optimizer.stats.counts["restarts"] == 2  # rows across the gap would be differences from nothing
+
+
+def test_state_that_is_no_dictionary_survives_construction_and_copies() -> None:
+    base = torch.optim.SGD(two_groups(), lr=0.5)
+    for group in base.param_groups:
+        for p in group["params"]:
+            base.state[p] = torch.zeros(1)
+    optimizer = Anderson(base)
+    run(optimizer, 12)
+    run(copy.deepcopy(optimizer), 3)
+
+
+def test_a_group_taken_out_from_before_others_does_not_shift_their_rates() -> None:
+    groups = two_groups()
+    groups[0]["anderson"] = False
+    optimizer = Anderson(torch.optim.SGD(groups, lr=0.5))
+    run(optimizer, 3)
+    optimizer.param_groups.pop(0)
+    run(optimizer, 20)
+    assert optimizer.stats.as_dict()["history_len"] > 0
+
+
+def test_a_sharded_parameter_is_refused_at_construction() -> None:
+    weights = nn.Parameter(torch.zeros(3))
+    weights.to_local = lambda: weights  # type: ignore[attr-defined]
+    with pytest.raises(ValueError, match="DTensor"):
+        Anderson(torch.optim.SGD([weights], lr=0.1))
