@@ -216,7 +216,7 @@ def main() -> None:
     print(header())
     rows = small_rows(10 if arguments.quick else 60, reference)
     if not arguments.quick:
-        rows.append(large_row(9, reference))
+        rows.append(large_row(15, reference))
     print(table(rows, COLUMNS))
 
 
