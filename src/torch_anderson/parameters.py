@@ -210,13 +210,15 @@ def shaped_like(rows: Tensor, param: Tensor) -> Tensor:
     return rows.as_strided((*rows.shape[:-1], *like.shape), (*rows.stride()[:-1], *like.stride()))
 
 
-def accelerated(groups: Sequence[Group]) -> Iterator[tuple[int, Tensor]]:
+def accelerated(groups: Sequence[Group]) -> list[tuple[int, Tensor]]:
     """(group index, parameter) for every parameter that takes part: trained, not empty, its group not opted out."""
-    for index, group in enumerate(groups):
-        if group.get("anderson", True):
-            for param in group["params"]:
-                if param.requires_grad and param.numel():
-                    yield index, param
+    return [
+        (index, param)
+        for index, group in enumerate(groups)
+        if group.get("anderson", True)
+        for param in group["params"]
+        if param.requires_grad and param.numel()
+    ]
 
 
 class Layout(NamedTuple):
@@ -230,7 +232,7 @@ class Layout(NamedTuple):
     @classmethod
     def of(cls, groups: Sequence[Group]) -> "Layout":
         """The layout as it is now."""
-        members = list(accelerated(groups))
+        members = accelerated(groups)
         return cls([(index, id(p)) for index, p in members], [(p.device, p.dtype) for _, p in members])
 
 
