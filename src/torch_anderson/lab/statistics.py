@@ -1,0 +1,157 @@
+"""The statistics of a comparison over seeds: pure functions of numbers.
+
+Everything is at 95 % confidence and over seeds. Positive quantities, as errors and times are, are compared by their
+ratio: its logarithm is what a t interval suits.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from math import nan
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+from scipy import stats
+
+Floats = NDArray[np.float64]
+CONFIDENCE = 0.95
+
+
+@dataclass(frozen=True)
+class Interval:
+    """A mean with its confidence interval; one value alone has no interval, none has no mean either."""
+
+    mean: float
+    low: float
+    high: float
+    count: int
+
+    @property
+    def half(self) -> float:
+        """What stands behind the plus-minus sign."""
+        return (self.high - self.low) / 2
+
+
+@dataclass(frozen=True)
+class Paired:
+    """One method against another, seed by seed; lower is better."""
+
+    estimate: Interval
+    """Of the ratio to the other where all values are positive (mean of its logarithm), else of the difference."""
+    is_ratio: bool
+    better: int
+    """Seeds on which it ended lower; a run that diverged loses to one that did not."""
+    worse: int
+    p_value: float
+    """Of Wilcoxon's signed-rank test, two-sided, on the pairs of which neither diverged."""
+
+
+def quantile(count: ArrayLike) -> Floats:
+    """Student's t for the interval of a mean over so many values; NaN below two."""
+    freedom = np.asarray(count, dtype=float) - 1
+    return np.where(freedom > 0, stats.t.ppf((1 + CONFIDENCE) / 2, np.maximum(freedom, 1)), nan)
+
+
+def interval(values: ArrayLike) -> Interval:
+    """Mean and t interval of the finite values.
+
+    >>> interval([1.0, 2.0, 3.0])
+    Interval(mean=2.0, low=-0.484..., high=4.484..., count=3)
+    """
+    finite = np.asarray(values, dtype=float)
+    finite = finite[np.isfinite(finite)]
+    if not finite.size:
+        return Interval(nan, nan, nan, 0)
+    mean, half = float(finite.mean()), nan
+    if finite.size > 1:
+        half = float(quantile(finite.size) * finite.std(ddof=1) / np.sqrt(finite.size))
+    return Interval(mean, mean - half, mean + half, finite.size)
+
+
+def geometric_interval(values: ArrayLike) -> Interval:
+    """Geometric mean and interval of positive values.
+
+    >>> round(geometric_interval([1.0, 4.0]).mean, 12)
+    2.0
+    """
+    logs = interval(np.log(np.asarray(values, dtype=float)))
+    return Interval(*np.exp([logs.mean, logs.low, logs.high]).tolist(), logs.count)
+
+
+def band(values: ArrayLike) -> tuple[Floats, Floats, Floats]:
+    """Mean and both ends of the interval at each point; ``values`` has a row for each seed, NaN where there is none.
+
+    Of positive values the low end stays positive too: where it would not, it is the smallest value. (An error cannot
+    be negative, and on a logarithmic axis such a band would have no lower edge.)
+    """
+    values = np.atleast_2d(np.asarray(values, dtype=float))
+    known = np.isfinite(values)
+    count = known.sum(axis=0)
+    filled = np.where(known, values, 0.0)
+    with np.errstate(invalid="ignore", divide="ignore"):
+        mean = np.where(count > 0, filled.sum(axis=0) / count, nan)
+        variance = np.where(known, (filled - mean) ** 2, 0.0).sum(axis=0) / np.maximum(count - 1, 1)
+        half = quantile(count) * np.sqrt(variance / count)
+    smallest = np.where(known, values, np.inf).min(axis=0)
+    low = mean - half
+    return mean, np.where((low <= 0) & (smallest > 0), smallest, low), mean + half
+
+
+def paired(values: Sequence[float], others: Sequence[float]) -> Paired:
+    """Compare two methods over the seeds they share; NaN stands for a run that diverged.
+
+    >>> paired([1.0, 2.0], [2.0, 4.0]).estimate.mean
+    0.5
+    """
+    ours, theirs = np.asarray(values, dtype=float), np.asarray(others, dtype=float)
+    both = np.isfinite(ours) & np.isfinite(theirs)
+    better = int((ours[both] < theirs[both]).sum() + (np.isfinite(ours) & ~np.isfinite(theirs)).sum())
+    worse = int((ours[both] > theirs[both]).sum() + (~np.isfinite(ours) & np.isfinite(theirs)).sum())
+    ours, theirs = ours[both], theirs[both]
+    is_ratio = bool(np.all(ours > 0) and np.all(theirs > 0))
+    differences = np.log(ours) - np.log(theirs) if is_ratio else ours - theirs
+    estimate = geometric_interval(ours / theirs) if is_ratio else interval(differences)
+    return Paired(estimate, is_ratio, better, worse, signed_rank(differences))
+
+
+def signed_rank(differences: ArrayLike) -> float:
+    """The p-value of Wilcoxon's test; 1 where nothing differs, NaN below two pairs.
+
+    >>> signed_rank([1.0, 2.0, 3.0, 4.0, 5.0])
+    0.0625
+    """
+    differences = np.asarray(differences, dtype=float)
+    nonzero = differences[differences != 0]
+    if differences.size < 2:
+        return nan
+    return float(stats.wilcoxon(nonzero).pvalue) if nonzero.size else 1.0
+
+
+def value_at(positions: ArrayLike, values: ArrayLike, limit: float) -> float:
+    """What was reached at a limit (of steps or seconds): the last value at or before it, NaN if there was none yet.
+
+    >>> value_at([10, 20, 30], [3.0, 2.0, 1.0], limit=25)
+    2.0
+    """
+    index = int(np.searchsorted(np.asarray(positions), limit, side="right")) - 1
+    return float(np.asarray(values)[index]) if index >= 0 else nan
+
+
+def on_grid(positions: ArrayLike, values: ArrayLike, grid: ArrayLike) -> Floats:
+    """A run's values at common positions: interpolated, NaN before its first one, held after its last.
+
+    >>> on_grid([10, 20], [1.0, 3.0], [5, 15, 25])
+    array([nan,  2.,  3.])
+    """
+    return np.interp(np.asarray(grid, dtype=float), np.asarray(positions, dtype=float), np.asarray(values), left=nan)
+
+
+def thinned(positions: ArrayLike, most: int) -> Floats:
+    """At most so many of the positions, evenly chosen, both ends among them.
+
+    >>> thinned([1, 2, 3, 4, 5, 6, 7], 3)
+    array([1., 4., 7.])
+    """
+    positions = np.unique(np.asarray(positions, dtype=float))
+    if positions.size <= most:
+        return positions
+    return positions[np.linspace(0, positions.size - 1, most).round().astype(int)]
