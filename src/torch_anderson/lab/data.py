@@ -1,0 +1,99 @@
+"""Where the data come from: a path, the cache, or a download with its hash checked."""
+
+import gzip
+import os
+from functools import cache
+from hashlib import sha256
+from pathlib import Path
+
+import numpy as np
+import pooch
+from numpy.typing import NDArray
+
+DATA_VARIABLE = "TORCH_ANDERSON_DATA"
+"""Environment variable: a folder to look for data files in before anything else."""
+
+ADMISSIONS = "Admission_Predict_Ver1.1.csv"
+ADMISSIONS_NUMBERS = "7b7fba0f2e90b876792a5420ca8a1bec9593b7f6e09b33265d4ee4d9ec4de4a0"
+"""SHA-256 of the 500 x 9 numbers as float64: public copies differ in headings and line ends, some in the numbers."""
+ADMISSIONS_URL = (
+    "https://raw.githubusercontent.com/priyayidimas/admChanceModel/"
+    f"5cb0edd9d88fa9eaf18e54a87c062afa61a33496/{ADMISSIONS}"
+)
+ADMISSIONS_SHA256 = "3d9136178b8e971a00584c423ac4dd24abe4894e533851cc776d7f288dbc0314"
+"""Of the copy at that address."""
+
+FASHION = Path("/usr/share/datasets/fashion-mnist")
+FASHION_FILES = {
+    "train-images-idx3-ubyte.gz": (60_000, 28, 28),
+    "train-labels-idx1-ubyte.gz": (60_000,),
+    "t10k-images-idx3-ubyte.gz": (10_000, 28, 28),
+    "t10k-labels-idx1-ubyte.gz": (10_000,),
+}
+
+
+class MissingData(FileNotFoundError):
+    """Data that are not here; says how to get them."""
+
+
+def cache_folder() -> Path:
+    """Where downloads are kept."""
+    return Path(str(pooch.os_cache("torch-anderson")))
+
+
+def admissions_file() -> Path:
+    """The graduate admissions table of the paper, from the data folder, the cache or a public copy."""
+    for folder in filter(None, (os.environ.get(DATA_VARIABLE), cache_folder())):
+        path = Path(folder) / ADMISSIONS
+        if path.exists():
+            return path
+    try:
+        return Path(pooch.retrieve(ADMISSIONS_URL, f"sha256:{ADMISSIONS_SHA256}", ADMISSIONS, cache_folder()))
+    except (OSError, ValueError) as error:
+        raise MissingData(f"The graduate admissions data are not on this machine. {ADVICE}") from error
+
+
+@cache
+def load_admissions() -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    """Seven features (not the serial number) and the chance of admission of 500 students."""
+    table = read_admissions(admissions_file())
+    return table[:, 1:8], table[:, 8]
+
+
+def read_admissions(path: Path) -> NDArray[np.float64]:
+    """The whole table; raises unless it is the one that the numbers in our documents were measured with."""
+    try:
+        table = np.loadtxt(path, delimiter=",", skiprows=1)
+    except ValueError as error:
+        raise MissingData(f"{path} is damaged ({error}). {ADVICE}") from error
+    if sha256(table.astype("<f8").tobytes()).hexdigest() != ADMISSIONS_NUMBERS:
+        raise MissingData(f"{path} holds other numbers than the paper's table, as some public copies do. {ADVICE}")
+    return table
+
+
+ADVICE = (
+    f"On one with internet, download {ADMISSIONS_URL} and copy it here as {cache_folder() / ADMISSIONS}, "
+    f"or set {DATA_VARIABLE} to the folder that it is in."
+)
+
+
+@cache
+def load_fashion() -> tuple[NDArray[np.uint8], NDArray[np.uint8], NDArray[np.uint8], NDArray[np.uint8]]:
+    """Fashion-MNIST: training images and labels, test images and labels."""
+    missing = [name for name in FASHION_FILES if not (FASHION / name).exists()]
+    if missing:
+        raise MissingData(
+            f"Fashion-MNIST is not in {FASHION} ({missing[0]} is missing). "
+            "On Debian: apt-get install dataset-fashion-mnist"
+        )
+    train_images, train_labels, test_images, test_labels = (
+        read_idx(FASHION / name).reshape(shape) for name, shape in FASHION_FILES.items()
+    )
+    return train_images, train_labels, test_images, test_labels
+
+
+def read_idx(path: Path) -> NDArray[np.uint8]:
+    """The bytes of an IDX file, without its header."""
+    content = gzip.decompress(path.read_bytes())
+    dimensions = content[3]
+    return np.frombuffer(content, dtype=np.uint8, offset=4 + 4 * dimensions)

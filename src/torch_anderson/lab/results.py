@@ -1,0 +1,162 @@
+"""What a run leaves on disk, and how to read it back.
+
+A results folder holds ``<task>/<variant>/seed-<seed>/`` for each run, where the variant is the method's name and what
+was set differently from the profile, as in ``anderson[history_size=5]``. In it:
+
+- ``config.json``: what was run: task, method, seed, all settings, versions, hardware, date
+- ``metrics.jsonl``: one line a step; ``pandas.read_json(path, lines=True)`` reads it
+- ``summary.json``: how it ended; written last, so a run with a summary is complete
+- ``pictures.npz``: arrays to draw, for tasks that have pictures
+"""
+
+import json
+import os
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+from zipfile import BadZipFile
+
+import numpy as np
+import pandas as pd
+from numpy.typing import NDArray
+
+CONFIG, METRICS, SUMMARY, PICTURES = "config.json", "metrics.jsonl", "summary.json", "pictures.npz"
+CONFIG_KEYS = ("task", "method", "variant", "seed", "profile", "settings", "overrides", "versions", "hardware", "date")
+SUMMARY_KEYS = (
+    "status", "steps", "seconds", "cpu_seconds", "learning_rate", "final", "best", "references", "stats"
+)  # fmt: skip
+FINISHED, DIVERGED = "finished", "diverged"
+
+
+class DamagedRun(Exception):
+    """A folder that looks like a run but cannot be read as one; says which file is to blame."""
+
+
+@dataclass(frozen=True)
+class Run:
+    """A completed run, read back from its folder."""
+
+    folder: Path
+    config: Mapping[str, Any]
+    """Keys: task, method, variant, seed, profile, settings (all of the task's), overrides, versions, hardware, date."""
+    summary: Mapping[str, Any]
+    """Keys: status (finished or diverged), steps (gradient evaluations), seconds (wall clock, training alone),
+    cpu_seconds, final and best (metrics), learning_rate, references (name -> metrics), stats (of the acceleration)."""
+
+    @property
+    def task(self) -> str:
+        """The task's name."""
+        return str(self.config["task"])
+
+    @property
+    def variant(self) -> str:
+        """The method, and what was set differently: ``anderson[history_size=5]``."""
+        return str(self.config["variant"])
+
+    @property
+    def seed(self) -> int:
+        """The seed."""
+        return int(self.config["seed"])
+
+    @property
+    def diverged(self) -> bool:
+        """Whether the loss stopped being a finite number."""
+        return self.summary["status"] == DIVERGED
+
+    @cached_property
+    def steps(self) -> pd.DataFrame:
+        """One row a step: step, seconds, cpu_seconds, loss (of the batch), and the metrics where it was evaluated."""
+        with reading(self.folder / METRICS) as path:
+            return pd.DataFrame(json.loads("[" + ",".join(path.read_text().splitlines()) + "]"))
+
+    @property
+    def evaluations(self) -> pd.DataFrame:
+        """The rows with an evaluation."""
+        evaluated = [name for name in self.steps.columns if name not in ("step", "seconds", "cpu_seconds", "loss")]
+        return self.steps.dropna(subset=evaluated, how="all")
+
+    @cached_property
+    def pictures(self) -> dict[str, NDArray[Any]]:
+        """What there is to draw; empty for most tasks."""
+        if not (self.folder / PICTURES).exists():
+            return {}
+        with reading(self.folder / PICTURES) as path, np.load(path) as arrays:
+            return dict(arrays)
+
+
+def run_folder(results: Path, task: str, variant: str, seed: int) -> Path:
+    """Where a run lives."""
+    return results / task / variant / f"seed-{seed:03d}"
+
+
+def is_complete(folder: Path) -> bool:
+    """Whether the run in this folder has ended, well or not."""
+    return (folder / SUMMARY).exists()
+
+
+def load_run(folder: Path) -> Run:
+    """A completed run; raises ``DamagedRun``."""
+    config, summary = (read_json(folder / name) for name in (CONFIG, SUMMARY))
+    for name, content, keys in ((CONFIG, config, CONFIG_KEYS), (SUMMARY, summary, SUMMARY_KEYS)):
+        if missing := [key for key in keys if key not in content]:
+            raise DamagedRun(f"{folder / name}: no {', '.join(missing)} in it; not written by torch-anderson?")
+    return Run(folder, config, summary)
+
+
+def load_runs(results: Path) -> tuple[list[Run], list[str]]:
+    """All completed runs below a folder, in order, and a message for each that cannot be read.
+
+    Runs under way, which have no summary yet, are left out.
+    """
+    runs, problems = [], []
+    for summary in sorted(results.glob(f"**/{SUMMARY}")):
+        try:
+            run = load_run(summary.parent)
+            _ = run.steps
+        except DamagedRun as problem:
+            problems.append(str(problem))
+        else:
+            runs.append(run)
+    return runs, problems
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """The object in a JSON file; raises ``DamagedRun``."""
+    with reading(path):
+        content = json.loads(path.read_text())
+        if not isinstance(content, dict):
+            raise ValueError("holds no JSON object")
+        return content
+
+
+@contextmanager
+def reading(path: Path) -> Iterator[Path]:
+    """Turn what goes wrong while a file is read into a message that names the file."""
+    try:
+        yield path
+    except FileNotFoundError:
+        raise DamagedRun(f"{path}: missing") from None
+    except (OSError, ValueError, KeyError, EOFError, BadZipFile) as error:
+        raise DamagedRun(f"{path}: damaged ({error})") from error
+
+
+def write_json(path: Path, content: Mapping[str, Any]) -> None:
+    """Write a JSON file so that it is there whole or not at all."""
+    write_bytes(path, (json.dumps(content, indent=1) + "\n").encode())
+
+
+def write_bytes(path: Path, content: bytes) -> None:
+    """Write a file so that it is there whole or not at all, whenever the process is killed."""
+    partial = path.with_name(f"{path.name}.{os.getpid()}.partial")
+    try:
+        with partial.open("wb") as file:
+            file.write(content)
+            file.flush()
+            os.fsync(file.fileno())
+        partial.replace(path)
+    except BaseException:
+        partial.unlink(missing_ok=True)
+        raise

@@ -1,0 +1,338 @@
+"""One run: a task, a method and a seed, from the first step to the summary, through any interruption."""
+
+import io
+import json
+import math
+import platform
+import subprocess
+import time
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, field
+from datetime import UTC, datetime
+from difflib import get_close_matches
+from functools import cache
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any, TypeVar
+
+import numpy as np
+import torch
+
+from . import results
+from .methods import METHODS, Method, Trainer
+from .results import CONFIG, DIVERGED, FINISHED, METRICS, PICTURES, SUMMARY, write_bytes, write_json
+from .task import Metrics, Problem, Task
+from .tasks import TASKS
+
+CHECKPOINT, PROGRESS = "checkpoint.pt", "progress.json"
+PROFILES = ("quick", "paper")
+PROGRESS_EVERY = 0.5
+"""Seconds."""
+T = TypeVar("T")
+
+
+class UnknownName(ValueError):
+    """A task, method, profile or setting that does not exist; says which are like it."""
+
+    def __init__(self, kind: str, name: str, known: Iterable[str]) -> None:
+        near = get_close_matches(name, known := list(known), n=3, cutoff=0.4)
+        hint = f"Did you mean {' or '.join(near)}?" if near else f"There are {', '.join(known)}."
+        super().__init__(f"No {kind} is called {name!r}. {hint}")
+
+
+class OtherSettings(ValueError):
+    """The folder of a run holds the same run with other settings."""
+
+
+@dataclass(frozen=True)
+class Spec:
+    """What to run."""
+
+    task: str
+    method: str
+    seed: int
+    profile: str = "paper"
+    overrides: Mapping[str, Any] = field(default_factory=dict)
+    """Settings of the task that differ from the profile's."""
+    tensorboard: bool = False
+
+    @property
+    def variant(self) -> str:
+        """The method, and what is set differently: ``anderson[history_size=5]``."""
+        changes = ",".join(f"{name}={value}" for name, value in sorted(self.overrides.items()))
+        return f"{self.method}[{changes}]" if changes else self.method
+
+    def folder(self, root: Path) -> Path:
+        """Where the run lives below a results folder."""
+        return results.run_folder(root, self.task, self.variant, self.seed)
+
+    def resolve(self) -> Task:
+        """The task with all its settings; raises ``UnknownName``, or ``ValueError`` for a wrong value."""
+        task = named("task", self.task, TASKS)
+        named("method", self.method, METHODS)
+        if self.profile not in PROFILES:
+            raise UnknownName("profile", self.profile, PROFILES)
+        for name in self.overrides:
+            named(f"setting of {self.task}", name, task.__dataclass_fields__)
+        quick = task.quick if self.profile == "quick" else {}
+        return task(**{**quick, **self.overrides})
+
+
+def named(kind: str, name: str, table: Mapping[str, T]) -> T:
+    """An entry of a table; raises ``UnknownName``."""
+    if name not in table:
+        raise UnknownName(kind, name, table)
+    return table[name]
+
+
+class Training:
+    """A run under way."""
+
+    def __init__(self, task: Task, method: Method, seed: int) -> None:
+        torch.manual_seed(seed)
+        self.problem: Problem = task.start(seed)
+        self.trainer: Trainer = method.make(task, self.problem.model, method.rate(task))
+        self.task = task
+        self.rows: list[dict[str, float]] = []
+        self.step = 0
+        self.seconds = self.cpu_seconds = 0.0
+        self.outcome = ""
+        """How it ended; empty while it goes on."""
+
+    def advance(self) -> None:
+        """One step of the method, a row about it, an evaluation if one is due, and whether this was the end."""
+        wall, cpu = time.perf_counter(), time.process_time()
+        loss, evaluations = self.trainer.step(self.problem, self.step)
+        self.seconds += time.perf_counter() - wall
+        self.cpu_seconds += time.process_time() - cpu
+        due = (self.step + evaluations) // self.task.evaluate_every > self.step // self.task.evaluate_every
+        self.step += evaluations
+        if not math.isfinite(loss):
+            self.outcome = DIVERGED
+        elif self.step >= self.task.steps or loss < self.task.tol:
+            self.outcome = FINISHED
+        row = {"step": self.step, "seconds": self.seconds, "cpu_seconds": self.cpu_seconds, "loss": loss}
+        self.rows.append(row | self.evaluate() if due or self.outcome else row)
+
+    def evaluate(self) -> Metrics:
+        """The metrics at the weights the method wants to be judged by; ones that are not finite end the run."""
+        with self.trainer.evaluation_weights(), torch.no_grad():
+            metrics = self.problem.evaluate()
+        if not all(map(math.isfinite, metrics.values())):
+            self.outcome = DIVERGED
+        return metrics
+
+    def summary(self) -> dict[str, Any]:
+        """How it ended."""
+        evaluated = [row for row in self.rows if self.task.metric in row and math.isfinite(row[self.task.metric])]
+        best = min(evaluated, key=lambda row: row[self.task.metric], default={})
+        final = {name: self.rows[-1].get(name) for name in self.task.metrics}
+        with torch.no_grad():
+            references = self.problem.references()
+        return {
+            "status": self.outcome,
+            "steps": self.step,
+            "seconds": self.seconds,
+            "cpu_seconds": self.cpu_seconds,
+            "final": final,
+            "best": {name: best.get(name) for name in ("step", *self.task.metrics)},
+            "references": references,
+            "stats": self.trainer.stats(),
+        }
+
+    def state_dict(self) -> dict[str, Any]:
+        """All that a checkpoint needs for the run to go on bit for bit."""
+        return {
+            "model": self.problem.model.state_dict(),
+            "trainer": self.trainer.state_dict(),
+            "random": torch.get_rng_state(),
+            "counters": [self.step, self.seconds, self.cpu_seconds],
+            "rows": self.rows,
+        }
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Go on where a checkpoint stopped."""
+        self.problem.model.load_state_dict(state["model"])
+        self.trainer.load_state_dict(state["trainer"])
+        torch.set_rng_state(state["random"])
+        self.step, self.seconds, self.cpu_seconds = state["counters"]
+        self.rows = state["rows"]
+
+
+def run(spec: Spec, root: Path, checkpoint_every: float = 60.0) -> Path:
+    """Make a run, or what is left of it, below a results folder; returns the run's own folder."""
+    task, method = spec.resolve(), METHODS[spec.method]
+    folder, config = spec.folder(root), describe(spec, task)
+    if results.is_complete(folder):
+        check_same(folder, config)
+        return folder
+    folder.mkdir(parents=True, exist_ok=True)
+    with one_thread(), torch.random.fork_rng(devices=[]):
+        training = Training(task, method, spec.seed)
+        resume(training, folder, config)
+        write_json(folder / CONFIG, config)
+        with observer(spec, folder) as observe:
+            train(training, folder, config, checkpoint_every, observe)
+        finish(training, folder, config)
+    return folder
+
+
+def train(training: Training, folder: Path, config: Mapping[str, Any], checkpoint_every: float, observe: Any) -> None:
+    """Step until the end; leave a sign of life twice a second and a checkpoint every minute or so."""
+    told = saved = time.monotonic()
+    while not training.outcome:
+        training.advance()
+        observe(training.rows[-1])
+        now = time.monotonic()
+        if now - told >= PROGRESS_EVERY:
+            told = now
+            show_progress(training, folder)
+        if now - saved >= checkpoint_every:
+            saved = now
+            save_checkpoint(training, folder, config)
+
+
+def finish(training: Training, folder: Path, config: Mapping[str, Any]) -> None:
+    """Write the results, the summary last: with it the run is complete."""
+    lines = (json.dumps({name: finite(value) for name, value in row.items()}) for row in training.rows)
+    write_bytes(folder / METRICS, ("\n".join(lines) + "\n").encode())
+    with training.trainer.evaluation_weights(), torch.no_grad():
+        if pictures := training.problem.pictures():
+            buffer = io.BytesIO()
+            np.savez_compressed(buffer, allow_pickle=False, **pictures)
+            write_bytes(folder / PICTURES, buffer.getvalue())
+    write_json(folder / SUMMARY, finite(training.summary() | {"learning_rate": config["learning_rate"]}))
+    for name in (CHECKPOINT, PROGRESS):
+        (folder / name).unlink(missing_ok=True)
+
+
+def resume(training: Training, folder: Path, config: Mapping[str, Any]) -> None:
+    """Go on from the checkpoint in the folder, if there is one of this very run."""
+    path = folder / CHECKPOINT
+    if not path.exists():
+        return
+    state = torch.load(path, weights_only=True)
+    if state["identity"] == identity(config):
+        training.load_state_dict(state)
+
+
+def save_checkpoint(training: Training, folder: Path, config: Mapping[str, Any]) -> None:
+    """Keep what ``resume`` needs."""
+    buffer = io.BytesIO()
+    torch.save(training.state_dict() | {"identity": identity(config)}, buffer)
+    write_bytes(folder / CHECKPOINT, buffer.getvalue())
+
+
+def show_progress(training: Training, folder: Path) -> None:
+    """A sign of life for whoever watches the folder."""
+    row = {"step": training.step, "steps": training.task.steps, "seconds": training.seconds}
+    write_json(folder / PROGRESS, row | {"loss": finite(training.rows[-1]["loss"])})
+
+
+def describe(spec: Spec, task: Task) -> dict[str, Any]:
+    """What is run, with what and on what."""
+    return {
+        "task": spec.task,
+        "method": spec.method,
+        "variant": spec.variant,
+        "seed": spec.seed,
+        "profile": spec.profile,
+        "settings": finite(asdict(task)),
+        "overrides": finite(dict(spec.overrides)),
+        "learning_rate": METHODS[spec.method].rate(task),
+        "versions": versions(),
+        "hardware": {"machine": platform.machine(), "cpu": processor(), "threads": 1},
+        "date": datetime.now(UTC).isoformat(timespec="seconds"),
+    }
+
+
+@cache
+def versions() -> dict[str, str]:
+    """Of what a number may depend on; the commit where the library runs from its repository."""
+    packages = {name: version(name) for name in ("torch-anderson", "torch", "numpy", "schedulefree")}
+    git = subprocess.run(
+        ["git", "-C", str(Path(__file__).parent), "rev-parse", "--short", "HEAD"], capture_output=True, text=True
+    )
+    commit = {} if git.returncode else {"commit": git.stdout.strip()}
+    return packages | {"python": platform.python_version()} | commit
+
+
+def identity(config: Mapping[str, Any]) -> str:
+    """What makes two runs the same one."""
+    return json.dumps([config[key] for key in ("task", "method", "seed", "settings", "learning_rate")], sort_keys=True)
+
+
+def check_same(folder: Path, config: Mapping[str, Any]) -> None:
+    """Refuse to take one run for another; raises ``OtherSettings``."""
+    kept = results.load_run(folder).config
+    if identity(kept) == identity(config):
+        return
+    differing = [name for name, value in config["settings"].items() if kept["settings"].get(name) != value]
+    raise OtherSettings(
+        f"{folder} holds this run with other settings ({', '.join(differing) or 'another learning rate'}). "
+        "Give another folder with --results, or delete that one."
+    )
+
+
+def estimate_seconds(spec: Spec, budget: float = 0.4) -> float:
+    """How long a run takes, by its first steps; spends about ``budget`` seconds on it."""
+    task, method = spec.resolve(), METHODS[spec.method]
+    with one_thread(), torch.random.fork_rng(devices=[]):
+        training = Training(task, method, spec.seed)
+        for _ in range(2):
+            training.advance()
+        first, started = training.step, time.perf_counter()
+        while time.perf_counter() - started < budget and not training.outcome:
+            training.advance()
+        spent = time.perf_counter() - started
+    return spent * task.steps / max(training.step - first, 1)
+
+
+@contextmanager
+def observer(spec: Spec, folder: Path) -> Iterator[Any]:
+    """A function that is shown each row, and passes evaluations on to TensorBoard if asked to."""
+    if not spec.tensorboard:
+        yield lambda row: None
+        return
+    from torch.utils.tensorboard.writer import SummaryWriter
+
+    with SummaryWriter(str(folder / "tensorboard")) as writer:
+
+        def write(row: Mapping[str, float]) -> None:
+            for name in row.keys() - {"step", "seconds", "cpu_seconds"}:
+                writer.add_scalar(name, row[name], int(row["step"]))
+
+        yield write
+
+
+@contextmanager
+def one_thread() -> Iterator[None]:
+    """One thread: runs side by side do not compete, and the order of sums does not depend on the machine's cores."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(threads)
+
+
+def finite(value: Any) -> Any:
+    """The same with null for each number that JSON does not know."""
+    match value:
+        case dict():
+            return {key: finite(entry) for key, entry in value.items()}
+        case list() | tuple():
+            return [finite(entry) for entry in value]
+        case float() if not math.isfinite(value):
+            return None
+    return value
+
+
+def processor() -> str:
+    """The processor's name where the system tells it."""
+    info = Path("/proc/cpuinfo")
+    lines = info.read_text().splitlines() if info.exists() else []
+    return next(
+        (line.partition(":")[2].strip() for line in lines if line.startswith("model name")), platform.processor()
+    )
