@@ -1,0 +1,183 @@
+"""The paper's claims about computational cost, against CPU times of runs; ours beside them."""
+
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+
+import numpy as np
+from scipy.optimize import nnls
+
+from ..results import Run
+from ..statistics import geometric_interval
+from .evidence import (
+    LEAST_SEEDS,
+    BySeed,
+    by_seed,
+    compare,
+    from_study,
+    same_problem,
+    select,
+    setting,
+    settings_without,
+    studied_trend,
+    sweep,
+    trend_figure,
+)
+from .measures import FINAL, SECONDS, seconds_per_step
+from .verdict import Claims, Curve, Finding, Missing
+
+TASK = "admissions"
+TOLERANCE = 0.25
+"""A formula that is within this of all measured times has the right shape."""
+RESTORED = 1.1
+"""Times the base's cost."""
+STUDY = "cost"
+CLAIMS = Claims()
+
+Formula = Callable[[int, int], float]
+"""Work of the acceleration in a step, in units of n, from history_size and period."""
+
+
+@dataclass(frozen=True)
+class Point:
+    """The CPU time of a step with some history_size and period."""
+
+    size: int
+    period: int
+    seconds: float
+
+
+def paper_formula(size: int, period: int) -> float:
+    """A QR factorisation every period: m²/p."""
+    return size**2 / period
+
+
+def our_formula(size: int, period: int) -> float:
+    """A row of the Gram matrix and two products with a vector every period, where pairs are stored as often: m/p."""
+    return size / period
+
+
+def timed(runs: Sequence[Run], solver: str) -> tuple[list[Run], BySeed]:
+    """Runs of Anderson that store as often as they accelerate, and base beside them; raises ``Missing``."""
+    chosen = [run for run in select(runs, TASK, "anderson") if comparable(run, solver)]
+    problems: dict[str, list[Run]] = {}
+    for run in chosen:
+        problems.setdefault(settings_without(run, ("history_size", "period", "store_period")), []).append(run)
+    found = max(problems.values(), key=lambda group: len(set(map(sizes, group))), default=[])
+    base = by_seed(select(same_problem(runs, found[0]), TASK, "base")) if found else {}
+    if len(base) < LEAST_SEEDS or len(set(map(sizes, found))) < 3:
+        raise from_study(
+            STUDY, f"No three settings of history_size and period with solver={solver}, and base beside them."
+        )
+    return found, base
+
+
+def comparable(run: Run, solver: str) -> bool:
+    """Whether it is part of the cost study with this solver."""
+    return bool(setting(run, "solver") == solver and setting(run, "store_period") == setting(run, "period"))
+
+
+def sizes(run: Run) -> tuple[int, int]:
+    """history_size and period."""
+    return setting(run, "history_size"), setting(run, "period")
+
+
+def points(found: Sequence[Run], base: BySeed) -> list[Point]:
+    """Geometric means over seeds, base as a history of size 0."""
+    keys = sorted({sizes(run) for run in found})
+    measured = [Point(0, 1, mean_seconds(list(base.values())))]
+    return measured + [Point(*key, mean_seconds([run for run in found if sizes(run) == key])) for key in keys]
+
+
+def mean_seconds(runs: Sequence[Run]) -> float:
+    """Geometric mean of the CPU time of a step."""
+    return geometric_interval([seconds_per_step(run) for run in runs]).mean
+
+
+def fit(measured: Sequence[Point], formula: Formula) -> tuple[float, float, float]:
+    """The two constants of base + work that fit best, by relative errors, and the largest relative error left.
+
+    >>> fit([Point(0, 1, 1.0), Point(2, 1, 3.0), Point(4, 2, 5.0)], lambda m, p: m**2 / p)
+    (1.0, 0.5, 0.0)
+    """
+    work = np.array([[1.0, formula(point.size, point.period)] for point in measured])
+    seconds = np.array([point.seconds for point in measured])
+    constants, _ = nnls(work / seconds[:, None], np.ones(len(measured)))
+    error = np.abs(work @ constants / seconds - 1).max()
+    first, second, largest = np.round([*constants, error], 15).tolist()
+    return first, second, largest
+
+
+@CLAIMS.claim(
+    "cost: formula",
+    "Section Computational cost",
+    "Training costs O(I B n + floor(I/p) n m²): AA with a QR factorisation adds m² per acceleration.",
+)
+def cost_formula(runs: Sequence[Run]) -> Finding:
+    """Reproduced if, with solver="qr" as in the paper, base + constant m²/p fits all CPU times of a step within 25 %,
+    both constants fitted.
+    """
+    measured = {"qr": points(*timed(runs, "qr"))}
+    with suppress(Missing):
+        measured["gram"] = points(*timed(runs, "gram"))
+    _, _, error = fit(measured["qr"], paper_formula)
+    texts = [f"Largest error of m²/p with QR {error:.0%}, of m/p {fit(measured['qr'], our_formula)[2]:.0%}."]
+    texts += [f"With {solver}: {exponent_text(found)}." for solver, found in measured.items()]
+    if "gram" in measured:
+        texts.append(f"Largest error of m/p with our solver {fit(measured['gram'], our_formula)[2]:.0%}.")
+    return Finding(error <= TOLERANCE, " ".join(texts), cost_figure(measured))
+
+
+def overhead(measured: Sequence[Point]) -> tuple[list[float], list[float]]:
+    """What an acceleration at each step adds, in milliseconds, by history_size."""
+    base = measured[0].seconds
+    extra = [(float(p.size), 1e3 * (p.seconds - base)) for p in measured[1:] if p.period == 1 and p.seconds > base]
+    return [size for size, _ in extra], [milliseconds for _, milliseconds in extra]
+
+
+def exponent_text(measured: Sequence[Point]) -> str:
+    """How the overhead grows with history_size."""
+    at, extra = overhead(measured)
+    if len(at) < 2:
+        return "no overhead measured"
+    pairs = ", ".join(f"{milliseconds:.3g} ms at m = {size:g}" for size, milliseconds in zip(at, extra, strict=True))
+    return f"{pairs}, exponent of m {np.polyfit(np.log(at), np.log(extra), 1)[0]:.2f}"
+
+
+def cost_figure(measured: dict[str, list[Point]]) -> Curve:
+    """Overhead by history_size, measured and by the formulas."""
+    lines = {}
+    for solver, formula in (("qr", paper_formula), ("gram", our_formula)):
+        if solver in measured:
+            at, extra = overhead(measured[solver])
+            constant = fit(measured[solver], formula)[1]
+            lines[f"{solver}, measured"] = (at, extra)
+            lines[f"{solver}, formula"] = (at, [1e3 * constant * formula(int(size), 1) for size in at])
+    return trend_figure("Cost of an acceleration", "history_size", "milliseconds", **lines)
+
+
+@CLAIMS.claim("cost: larger p", "Section Computational cost", "The cost of AA can be mitigated by increasing p.")
+def cost_period(runs: Sequence[Run]) -> Finding:
+    """Reproduced if the exponent of the CPU time of a step against the period, solver="qr", has an interval below 0."""
+    found, _ = timed(runs, "qr")
+    result = studied_trend(sweep(found, "period", "store_period"), SECONDS.of, STUDY)
+    return Finding(
+        result.slope.high < 0, f"Seconds {result}", trend_figure("Cost", "period", "seconds", qr=result.line)
+    )
+
+
+@CLAIMS.claim(
+    "cost: p of order m² restores it",
+    "Section Computational cost",
+    "With p of order m² (the paper writes 1/m²) the cost is that of the first-order optimizer.",
+)
+def cost_restored(runs: Sequence[Run]) -> Finding:
+    """Reproduced if the ratio of CPU time of a step, Anderson with p = m² or more and solver="qr" to base, has an
+    interval below 1.1.
+    """
+    found, base = timed(runs, "qr")
+    rare = by_seed([run for run in found if sizes(run)[1] >= sizes(run)[0] ** 2 > 1])
+    time, end = (compare("Anderson with p ≥ m² to base", rare, base, measure) for measure in (SECONDS, FINAL))
+    if time.ratio.count < LEAST_SEEDS:
+        raise from_study(STUDY, "No runs with p ≥ m².")
+    return Finding(time.ratio.high < RESTORED, f"{time} {end}")

@@ -1,0 +1,231 @@
+"""From runs to numbers: which runs a claim is judged by, and comparisons over seeds.
+
+A run that diverged counts as worst wherever a quality is compared, as ten times the worst value among those it is
+compared with, and is never left out.
+"""
+
+import json
+from collections import defaultdict
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ..results import Run
+from ..statistics import Interval, geometric_interval, interval
+from ..task import ANDERSON_OPTIONS
+from .measures import Measure
+from .verdict import Curve, Missing
+
+LEAST_SEEDS = 3
+"""Below so many seeds nothing is decided."""
+PENALTY = 10.0
+MATCHED = {"anderson": "matched-anderson", "average": "matched-average", "anderson+average": "matched-anderson+average"}
+"""The control of each method: the base at the learning rate to which it amounts."""
+
+BySeed = dict[int, Run]
+
+
+# Which runs.
+
+
+def select(runs: Sequence[Run], task: str, method: str) -> list[Run]:
+    """The runs of a method on a task."""
+    return [run for run in runs if run.task == task and run.config["method"] == method]
+
+
+def by_seed(runs: Sequence[Run]) -> BySeed:
+    """The same runs, by their seed."""
+    return {run.seed: run for run in runs}
+
+
+def settings_without(run: Run, names: Sequence[str]) -> str:
+    """All settings but these: equal for runs that differ in these alone."""
+    return json.dumps(
+        {name: value for name, value in run.config["settings"].items() if name not in names}, sort_keys=True
+    )
+
+
+def same_problem(runs: Sequence[Run], like: Run) -> list[Run]:
+    """The runs with the same task and settings, those of Anderson aside."""
+    wanted = settings_without(like, ANDERSON_OPTIONS)
+    return [run for run in runs if run.task == like.task and settings_without(run, ANDERSON_OPTIONS) == wanted]
+
+
+def alike(runs: Sequence[Run], method: str, like: BySeed) -> list[Run]:
+    """The runs of a method on the same problem."""
+    one = next(iter(like.values()))
+    return select(same_problem(runs, one), one.task, method)
+
+
+def shared(runs: BySeed, others: BySeed) -> BySeed:
+    """Those of the runs whose seed the others have too."""
+    return {seed: run for seed, run in runs.items() if seed in others}
+
+
+def setting(run: Run, name: str) -> Any:
+    """One of the run's settings; None if its task has no such."""
+    return run.config["settings"].get(name)
+
+
+def sweep(runs: Sequence[Run], *names: str) -> dict[Any, BySeed]:
+    """The runs by their value of the first setting named, all else equal but for the others named.
+
+    Of several such families it is the one with most values, then with most runs.
+    """
+    families: dict[str, list[Run]] = defaultdict(list)
+    for run in runs:
+        if setting(run, names[0]) is not None:
+            families[settings_without(run, names)].append(run)
+    groups = [group(family, names[0]) for family in families.values()]
+    return max(groups, key=lambda found: (len(found), sum(map(len, found.values()))), default={})
+
+
+def group(runs: Sequence[Run], name: str) -> dict[Any, BySeed]:
+    """The runs by their value of a setting, in ascending order."""
+    found: dict[Any, BySeed] = defaultdict(dict)
+    for run in runs:
+        found[setting(run, name)][run.seed] = run
+    return dict(sorted(found.items()))
+
+
+def from_study(name: str, why: str) -> Missing:
+    """The error that asks for the runs of a study."""
+    return Missing(why, f"torch-anderson study {name}")
+
+
+# Comparisons over seeds.
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """One set of runs against another by the ratio of a measure, seed by seed."""
+
+    text: str
+    ratio: Interval
+    diverged: int
+
+    def __str__(self) -> str:
+        text = f"Ratio of {self.text}: {shown(self.ratio)}."
+        return text + (f" {self.diverged} diverged, each counted as ten times the worst." if self.diverged else "")
+
+
+def compare(text: str, runs: BySeed, others: BySeed, measure: Measure) -> Comparison:
+    """The ratio over the seeds that both have."""
+    seeds = sorted(runs.keys() & others.keys())
+    values = penalised([[measure.of(side[seed]) for seed in seeds] for side in (runs, others)])
+    diverged = sum(side[seed].diverged for seed in seeds for side in (runs, others))
+    return Comparison(f"{measure.label}, {text}", geometric_interval(values[0] / values[1]), diverged)
+
+
+def penalised(values: Sequence[float] | Sequence[Sequence[float]]) -> NDArray[np.float64]:
+    """The values with ten times the worst in place of those that are not finite, and none of them zero."""
+    array = np.asarray(values, dtype=float)
+    worst = array[np.isfinite(array)].max(initial=np.finfo(float).tiny)
+    return np.where(np.isfinite(array), array, PENALTY * worst).clip(min=np.finfo(float).tiny)
+
+
+@dataclass(frozen=True)
+class Trend:
+    """How a measure goes with a setting: the slope in logarithms over seeds, and the mean at each value."""
+
+    slope: Interval
+    points: dict[float, Interval]
+    diverged: int
+
+    def __str__(self) -> str:
+        points = ", ".join(f"{point.mean:.3g} at {value:g}" for value, point in self.points.items())
+        text = f"{points}; exponent {shown(self.slope)}."
+        return text + (f" {self.diverged} diverged, each counted as ten times the worst." if self.diverged else "")
+
+    @property
+    def line(self) -> tuple[list[float], list[float]]:
+        """The means, to be drawn."""
+        return list(self.points), [point.mean for point in self.points.values()]
+
+
+def trend(groups: Mapping[Any, BySeed], of: Callable[[Run], float]) -> Trend | None:
+    """The trend over the seeds that all values share; none below two values or three seeds."""
+    seeds = sorted(set.intersection(*(set(runs) for runs in groups.values()))) if groups else []
+    if len(groups) < 2 or len(seeds) < LEAST_SEEDS:
+        return None
+    values = penalised([[of(runs[seed]) for runs in groups.values()] for seed in seeds])
+    slopes = np.polyfit(np.log(list(groups)), np.log(values).T, 1)[0]
+    points = dict(zip(groups, map(geometric_interval, values.T), strict=True))
+    return Trend(interval(slopes), points, sum(runs[seed].diverged for runs in groups.values() for seed in seeds))
+
+
+def studied(runs: Sequence[Run], study: str, task: str, method: str, *names: str) -> dict[Any, BySeed]:
+    """The sweep over a setting; raises ``Missing`` where it has less than two values."""
+    found = sweep(select(runs, task, method), *names)
+    if len(found) < 2:
+        raise from_study(study, f"No runs of {method} on {task} with two values of {names[0]}.")
+    return found
+
+
+def studied_trend(groups: Mapping[Any, BySeed], of: Callable[[Run], float], study: str) -> Trend:
+    """The trend; raises ``Missing`` where seeds are too few."""
+    found = trend(groups, of)
+    if found is None:
+        raise from_study(study, f"Fewer than {LEAST_SEEDS} seeds at each value.")
+    return found
+
+
+# The runs of the paper's figures.
+
+
+def paper_pair(runs: Sequence[Run], task: str, method: str, other: str, measure: Measure) -> Comparison:
+    """Two methods in the paper profile; raises ``Missing``, with what the quick profile shows where it was run."""
+    found = {profile: pair(runs, task, method, other, measure, profile) for profile in ("paper", "quick")}
+    if found["paper"].ratio.count >= LEAST_SEEDS:
+        return found["paper"]
+    hint = f" The quick profile decides nothing, but shows: {found['quick']}" if found["quick"].ratio.count > 1 else ""
+    raise Missing(
+        f"Fewer than {LEAST_SEEDS} seeds of {method} and {other} on {task} in the paper profile.{hint}",
+        f"torch-anderson run {task} --method {other} {method} --seeds 0:20 --profile paper",
+    )
+
+
+def beside(runs: Sequence[Run], task: str, method: str, other: str, measure: Measure) -> str:
+    """The same as a sentence; empty where there are no pairs."""
+    found = pair(runs, task, method, other, measure, "paper")
+    return f" {found}" if found.ratio.count > 1 else ""
+
+
+def pair(runs: Sequence[Run], task: str, method: str, other: str, measure: Measure, profile: str) -> Comparison:
+    """Two methods in a profile as it is, over the seeds they share."""
+    ours, theirs = (as_it_is(runs, task, name, profile) for name in (method, other))
+    return compare(f"{method} to {other} on {task}", ours, theirs, measure)
+
+
+def as_it_is(runs: Sequence[Run], task: str, method: str, profile: str = "paper") -> BySeed:
+    """The runs of a profile with nothing set differently."""
+    chosen = select(runs, task, method)
+    return by_seed([run for run in chosen if run.config["profile"] == profile and not run.config["overrides"]])
+
+
+def control(runs: Sequence[Run], task: str, method: str, measure: Measure) -> str:
+    """A sentence about the base at the learning rate to which the method amounts."""
+    against = pair(runs, task, method, MATCHED[method], measure, "paper")
+    return explain(against)
+
+
+def explain(against: Comparison) -> str:
+    """What a comparison with a control says about the effect."""
+    if against.ratio.count < LEAST_SEEDS:
+        return "The control, base at the learning rate it amounts to, was not run or does not differ from base."
+    better = against.ratio.high < 1
+    meaning = "better than that control" if better else "the learning rate alone does as well or better"
+    return f"{str(against)[:-1]}: {meaning}."
+
+
+def shown(estimate: Interval) -> str:
+    """As in the tables."""
+    return f"{estimate.mean:.3g} ({estimate.low:.3g} to {estimate.high:.3g}, {estimate.count} seeds)"
+
+
+def trend_figure(title: str, x_label: str, y_label: str, **lines: tuple[list[float], list[float]]) -> Curve:
+    """A figure with both axes logarithmic."""
+    return Curve(title, x_label, y_label, True, True, lines)

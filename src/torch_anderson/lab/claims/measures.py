@@ -1,0 +1,93 @@
+"""What is measured on a run: positive numbers, infinite where a run that diverged has none."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from math import inf
+
+import numpy as np
+import pandas as pd
+
+from ..results import Run
+from ..tasks import TASKS
+from .verdict import Missing
+
+TAIL = 0.2
+"""The last part of a run, where its oscillations are measured."""
+MEDIAN_WINDOW = 21
+"""Evaluations; slower changes than that are no oscillations."""
+CONDITION_LIMIT = float(np.finfo(float).eps ** -0.5)
+"""Larger condition numbers are out of reach of a Gram matrix in float64."""
+
+
+@dataclass(frozen=True)
+class Measure:
+    """A positive number about a run; infinite if it diverged."""
+
+    label: str
+    of: Callable[[Run], float]
+
+
+def metric(run: Run) -> str:
+    """The name of the metric that the run's task is judged by."""
+    return TASKS[run.task].metric
+
+
+def final(run: Run) -> float:
+    """The metric at the end."""
+    value = run.summary["final"].get(metric(run))
+    return inf if run.diverged or value is None else float(value)
+
+
+def evaluated(run: Run) -> pd.Series:
+    """The metric by step."""
+    if metric(run) not in run.steps:
+        raise Missing(f"{run.folder} has no {metric(run)}.")
+    return run.steps.set_index("step")[metric(run)].dropna()
+
+
+def amplitude(run: Run) -> float:
+    """Standard deviation of the logarithm of the metric around its running median, in the last fifth of the run."""
+    if run.diverged:
+        return inf
+    logs = np.log(evaluated(run).clip(lower=np.finfo(float).tiny))
+    around = logs - logs.rolling(MEDIAN_WINDOW, center=True, min_periods=1).median()
+    return float(around[around.index > (1 - TAIL) * run.summary["steps"]].std())
+
+
+def relative_l2(run: Run) -> float:
+    """The relative L2 error at the end."""
+    value = run.summary["final"].get("relative_l2")
+    return inf if run.diverged or value is None else float(value)
+
+
+def training_loss(run: Run) -> float:
+    """The median loss of the batches in the last fifth of the run."""
+    return inf if run.diverged else float(run.steps["loss"].iloc[-int(TAIL * len(run.steps)) :].median())
+
+
+def seconds_per_step(run: Run) -> float:
+    """CPU time of a step."""
+    return float(run.summary["cpu_seconds"] / run.summary["steps"])
+
+
+def condition(run: Run) -> float:
+    """Median condition number of R, its columns scaled to length 1; what cannot be told from infinite is capped."""
+    if "condition_number" not in run.summary["stats"]:
+        raise Missing(f"{run.folder} has no condition number.")
+    return min(run.summary["stats"]["condition_number"] or CONDITION_LIMIT, CONDITION_LIMIT)
+
+
+def averaged_share(run: Run) -> float:
+    """Share of the steps after which the weights were replaced by their mean; at least one step is counted."""
+    if "averaged" not in run.summary["stats"]:
+        raise Missing(f"{run.folder} does not say how often it averaged.")
+    return float(max(run.summary["stats"]["averaged"], 1) / run.summary["steps"])
+
+
+FINAL = Measure("final validation metric", final)
+RELATIVE_L2 = Measure("final relative L2 error", relative_l2)
+AMPLITUDE = Measure("late oscillation of the validation metric", amplitude)
+TRAINING_LOSS = Measure("late training loss", training_loss)
+SECONDS = Measure("CPU time of a step", seconds_per_step)
+CONDITION = Measure("condition number of R", condition)
+AVERAGED = Measure("share of averaged steps", averaged_share)

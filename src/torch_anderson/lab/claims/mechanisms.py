@@ -1,0 +1,214 @@
+"""The paper's further claims, about why and when its method works, judged by the short runs of ``studies.py``."""
+
+from collections import defaultdict
+from collections.abc import Sequence
+
+import numpy as np
+
+from ..results import Run
+from ..statistics import geometric_interval
+from .evidence import (
+    LEAST_SEEDS,
+    BySeed,
+    Comparison,
+    alike,
+    by_seed,
+    compare,
+    from_study,
+    penalised,
+    same_problem,
+    select,
+    setting,
+    settings_without,
+    shared,
+    shown,
+    studied,
+    studied_trend,
+    trend_figure,
+)
+from .measures import AMPLITUDE, CONDITION, FINAL, TRAINING_LOSS, final
+from .verdict import Claims, Finding
+
+TASK = "admissions"
+HARM = 1.25
+"""Ratio to base from which on harm is done."""
+CLAIMS = Claims()
+
+
+@CLAIMS.claim("batch size: oscillations fall", "Abstract", "Stochastic oscillations are smaller with larger batches.")
+def oscillations_fall(runs: Sequence[Run]) -> Finding:
+    """Reproduced if the exponent of the late oscillation of base against the batch size has an interval below 0."""
+    groups = studied(runs, "batch-size", TASK, "base", "batch_size")
+    found = studied_trend(groups, AMPLITUDE.of, "batch-size")
+    sizes, first = np.array(found.line[0]), found.line[1][0]
+    figure = trend_figure(
+        "Oscillation against batch size",
+        "batch size",
+        "standard deviation of log validation metric",
+        measured=found.line,
+        inverse=(sizes.tolist(), (first * sizes[0] / sizes).tolist()),
+        inverse_square_root=(sizes.tolist(), (first * np.sqrt(sizes[0] / sizes)).tolist()),
+    )
+    return Finding(found.slope.high < 0, f"Oscillation {found}", figure)
+
+
+@CLAIMS.claim(
+    "batch size: inversely proportional",
+    "Abstract",
+    "The amplitude of the oscillations is roughly inversely proportional to the size of the batch.",
+)
+def inversely_proportional(runs: Sequence[Run]) -> Finding:
+    """Reproduced if the interval of that exponent contains -1 and not -1/2, which is what the standard deviation of a
+    mean over independent samples has.
+    """
+    groups = studied(runs, "batch-size", TASK, "base", "batch_size")
+    found = studied_trend(groups, AMPLITUDE.of, "batch-size")
+    return Finding(found.slope.low <= -1 <= found.slope.high < -0.5, f"Oscillation {found}")
+
+
+@CLAIMS.claim(
+    "batch size: noise hinders Anderson",
+    "Abstract and introduction",
+    "The oscillations reduce and occasionally eliminate the positive effect of AA.",
+)
+def noise_hinders(runs: Sequence[Run]) -> Finding:
+    """Reproduced if the ratio of late training loss, Anderson to base, falls with the batch size (exponent with an
+    interval below 0) and is below 1 with the largest batch.
+    """
+    groups = studied(runs, "batch-size", TASK, "anderson", "batch_size")
+    bases = {size: by_seed(alike(runs, "base", found)) for size, found in groups.items()}
+    both = {size: shared(found, bases[size]) for size, found in groups.items()}
+    found = studied_trend(both, lambda run: ratio_to(bases, run), "batch-size")
+    largest = list(found.points.values())[-1]
+    figure = trend_figure("Gain against batch size", "batch size", "training loss, Anderson to base", ratio=found.line)
+    numbers = f"Ratio of late training loss {found} With the largest batch {shown(largest)}."
+    return Finding(found.slope.high < 0 and largest.high < 1, numbers, figure)
+
+
+def ratio_to(bases: dict[int, BySeed], run: Run) -> float:
+    """Late training loss relative to base with the same batch size and seed, whichever of them diverged."""
+    sides = penalised([TRAINING_LOSS.of(run), TRAINING_LOSS.of(bases[setting(run, "batch_size")][run.seed])])
+    return float(sides[0] / sides[1])
+
+
+@CLAIMS.claim(
+    "collinearity: period",
+    "Sections Introduction and Anderson acceleration",
+    "Accelerating less often (larger p) reduces the co-linearity of the columns of R.",
+)
+def collinearity_period(runs: Sequence[Run]) -> Finding:
+    """Reproduced if the exponent of the median condition number of R against the period, at the same store_period, has
+    an interval below 0.
+    """
+    return collinearity(runs, "period")
+
+
+@CLAIMS.claim(
+    "collinearity: store period",
+    "Section Anderson acceleration",
+    "Storing less often (larger q) has the same effect.",
+)
+def collinearity_store_period(runs: Sequence[Run]) -> Finding:
+    """Reproduced if the exponent of the median condition number of R against the store_period, at the same period, has
+    an interval below 0.
+    """
+    return collinearity(runs, "store_period")
+
+
+def collinearity(runs: Sequence[Run], name: str) -> Finding:
+    """How the condition number goes with a setting."""
+    groups = studied(runs, "collinearity", TASK, "anderson", name)
+    found = studied_trend(groups, CONDITION.of, "collinearity")
+    figure = trend_figure(f"Co-linearity against {name}", name, "condition number of R", measured=found.line)
+    return Finding(found.slope.high < 0, f"Condition number {found}", figure)
+
+
+@CLAIMS.claim(
+    "period: less often is more stable",
+    "Sections Introduction and Anderson acceleration",
+    "AA at each iteration may become unstable; Alternating Anderson (larger p) is more effective.",
+)
+def less_often(runs: Sequence[Run]) -> Finding:
+    """Reproduced if the exponent of the final validation metric against the period has an interval below 0."""
+    groups = studied(runs, "collinearity", TASK, "anderson", "period")
+    found = studied_trend(groups, FINAL.of, "collinearity")
+    base = by_seed(alike(runs, "base", next(iter(groups.values()))))
+    figure = trend_figure("Where it ends against the period", "period", "final validation metric", measured=found.line)
+    return Finding(found.slope.high < 0, f"Final validation metric {found} {beside_base(base)}".strip(), figure)
+
+
+def beside_base(base: BySeed) -> str:
+    """Where base ends on the same problem."""
+    ends = [final(run) for run in base.values() if not run.diverged]
+    return f"Base ends at {shown(geometric_interval(ends))}." if len(ends) > 1 else ""
+
+
+@CLAIMS.claim(
+    "safeguard: does no harm",
+    "Section Safeguarding",
+    "The safeguard ensures that the acceleration does not harm the training.",
+)
+def safeguard_harmless(runs: Sequence[Run]) -> Finding:
+    """Judged on each setting of the paper profile, or changed from it, in which both Anderson with
+    safeguard="residual" and base were run on three seeds or more: reproduced if none shows harm, a ratio of final
+    validation metric whose interval lies above 1 and whose mean is above 1.25.
+    """
+    found = guarded(runs, "residual")
+    if not found:
+        raise from_study("safeguard", "No runs of anderson with safeguard=residual and of base with the same settings.")
+    harmed = [comparison for comparison in found if comparison.ratio.low > 1 and comparison.ratio.mean > HARM]
+    texts = [f"Harm in {len(harmed)} of {len(found)} settings. The worst: {worst(found)}"]
+    if unguarded := guarded(runs, None):
+        texts.append(f"The worst without a safeguard: {worst(unguarded)}")
+    return Finding(not harmed, " ".join(texts))
+
+
+def worst(found: Sequence[Comparison]) -> Comparison:
+    """The one with the largest ratio."""
+    return max(found, key=lambda comparison: comparison.ratio.mean)
+
+
+def guarded(runs: Sequence[Run], safeguard: str | None) -> list[Comparison]:
+    """Anderson with this safeguard against base, for each setting in which both were run often enough."""
+    families: dict[str, list[Run]] = defaultdict(list)
+    for run in runs:
+        if is_guarded(run, safeguard):
+            families[run.task + settings_without(run, ())].append(run)
+    found = [against_base(runs, by_seed(family)) for family in families.values()]
+    return [comparison for comparison in found if comparison.ratio.count >= LEAST_SEEDS]
+
+
+def is_guarded(run: Run, safeguard: str | None) -> bool:
+    """Whether it is a run of Anderson with this safeguard."""
+    is_anderson = run.config["method"] == "anderson" and run.config["profile"] == "paper"
+    return is_anderson and "safeguard" in run.config["settings"] and setting(run, "safeguard") == safeguard
+
+
+def against_base(runs: Sequence[Run], family: BySeed) -> Comparison:
+    """Where runs of one setting end, against base on the same problem."""
+    one = next(iter(family.values()))
+    return compare(f"{one.variant} to base on {one.task}", family, by_seed(alike(runs, "base", family)), FINAL)
+
+
+@CLAIMS.claim(
+    "period: infinite is the base",
+    "Section Anderson acceleration",
+    "Letting p go to infinity gives the original stochastic optimization.",
+)
+def infinite_period(runs: Sequence[Run]) -> Finding:
+    """Reproduced if Anderson with a period and a store_period longer than the run ends with bitwise the same metrics as
+    base on each seed.
+    """
+    never = [run for run in select(runs, TASK, "anderson") if longer_than_run(run)]
+    base = by_seed(select(same_problem(runs, never[0]), TASK, "base")) if never else {}
+    both = shared(by_seed(never), base)
+    if not both:
+        raise from_study("limit", "No runs of anderson with a period longer than the run, and of base beside them.")
+    same = sum(run.summary["final"] == base[seed].summary["final"] for seed, run in both.items())
+    return Finding(same == len(both), f"{same} of {len(both)} seeds end with the same metrics.")
+
+
+def longer_than_run(run: Run) -> bool:
+    """Whether it never stores or accelerates."""
+    settings = run.config["settings"]
+    return bool(min(settings["period"], settings["store_period"]) > settings["steps"])

@@ -1,0 +1,131 @@
+"""Short runs that test the paper's further claims: which, for which claim, and the commands that make them.
+
+They are a quarter of the paper profile's length or less, on a few seeds: what they test are trends of a factor of two
+and more. All together take about 15 minutes on one core.
+"""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from itertools import product
+from typing import Any
+
+from .runner import Spec
+
+
+@dataclass(frozen=True)
+class Part:
+    """Methods on a task with some settings fixed and some swept, each combination once a seed."""
+
+    methods: tuple[str, ...]
+    fixed: Mapping[str, Any]
+    sweep: Mapping[str, tuple[Any, ...]] = field(default_factory=dict)
+    task: str = "admissions"
+
+    def overrides(self) -> Iterator[dict[str, Any]]:
+        """The settings of each combination."""
+        for values in product(*self.sweep.values()):
+            yield {**self.fixed, **dict(zip(self.sweep, values, strict=True))}
+
+    def command(self, seeds: range) -> str:
+        """What makes these runs and no others."""
+        words = ["torch-anderson run", self.task, "--method", *self.methods, f"--seeds {seeds.start}:{seeds.stop}"]
+        words += ["--profile paper", "--set", *(f"{name}={value}" for name, value in self.fixed.items())]
+        if self.sweep:
+            words += ["--sweep", *(f"{name}={','.join(map(str, values))}" for name, values in self.sweep.items())]
+        return " ".join(words)
+
+
+@dataclass(frozen=True)
+class Study:
+    """The runs that one or more claims need."""
+
+    about: str
+    parts: tuple[Part, ...]
+    seeds: range = range(5)
+
+    def specs(self) -> list[Spec]:
+        """All runs, seed by seed, so that one that is cut short has whole seeds."""
+        return [
+            Spec(part.task, method, seed, overrides=overrides)
+            for seed in self.seeds
+            for part in self.parts
+            for overrides in part.overrides()
+            for method in part.methods
+        ]
+
+    def commands(self) -> list[str]:
+        """The same as commands of ``torch-anderson run``."""
+        return [part.command(self.seeds) for part in self.parts]
+
+
+SHORT = {"steps": 3750}
+"""A quarter of the paper profile of admissions."""
+HARD = SHORT | {"relaxation": 1.0}
+"""The jumps in full: the paper's 0.1 there is mostly a smaller learning rate."""
+WIDE = {"steps": 400, "width": 256}
+"""Wide enough for the arithmetic to outweigh the calls."""
+
+
+def each(period: int) -> dict[str, int]:
+    """Store and accelerate so often."""
+    return {"period": period, "store_period": period}
+
+
+STUDIES = {
+    "batch-size": Study(
+        "Oscillations against batch size, and what they do to the gain of Anderson.",
+        (
+            Part(("base",), SHORT, {"batch_size": (10, 20, 40, 80, 160)}),
+            Part(("anderson",), HARD | {"period": 10}, {"batch_size": (10, 20, 40, 80, 160)}),
+        ),
+    ),
+    "collinearity": Study(
+        "Condition number of R against period and store_period.",
+        (
+            Part(("base",), SHORT),
+            Part(("anderson",), HARD | {"store_period": 1}, {"period": (1, 2, 5, 10, 20)}),
+            Part(("anderson",), HARD | {"period": 20}, {"store_period": (1, 2, 5, 10, 20)}),
+        ),
+    ),
+    "average-window": Study(
+        "Oscillations and speed against the window of the average, beside the learning rate it amounts to.",
+        (
+            Part(("base",), SHORT | {"evaluate_every": 5}),
+            Part(("average", "matched-average"), SHORT | {"evaluate_every": 5}, {"average_window": (2, 5, 10, 20)}),
+        ),
+    ),
+    "tolerance": Study(
+        "How often the average is taken against its tolerance, and without noise.",
+        (
+            Part(("anderson+average",), {"steps": 2000}, {"average_tolerance": (0.1, 0.3, 1.0, 3.0, 10.0)}),
+            Part(("anderson+average",), {"steps": 2000, "batch_size": 400}),
+        ),
+        range(3),
+    ),
+    "safeguard": Study(
+        "Anderson at each step with full jumps, with and without the paper's safeguard.",
+        (
+            Part(("base",), SHORT),
+            Part(("anderson",), HARD | each(1)),
+            Part(("anderson",), HARD | each(1) | {"safeguard": None}),
+        ),
+    ),
+    "limit": Study(
+        "A period longer than the run.",
+        (Part(("base",), {"steps": 500}), Part(("anderson",), {"steps": 500} | each(10**6))),
+        range(3),
+    ),
+    "cost": Study(
+        "Time against history_size and period, with the paper's solver and ours, on a network of 134,000 parameters.",
+        (
+            Part(("base",), WIDE),
+            Part(("anderson",), WIDE, {"history_size": (4, 8, 16, 32), "solver": ("qr", "gram")}),
+            *(
+                Part(("anderson",), WIDE | each(period) | {"history_size": 8}, {"solver": ("qr", "gram")})
+                for period in (4, 16, 64)
+            ),
+        ),
+        range(3),
+    ),
+}
+"""By name, as ``torch-anderson study NAME`` runs them."""
