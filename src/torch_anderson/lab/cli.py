@@ -1,0 +1,235 @@
+"""The command line: ``torch-anderson list | run | compare | report | bench``.
+
+Modules that take a while to import are imported where they are used, so that ``--help`` answers soon.
+"""
+
+import signal
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+
+try:
+    import tyro
+    from rich.console import Console
+    from tyro.conf import Positional, arg
+
+    from .screen import complain, show_table
+except ImportError as error:
+    raise SystemExit(f'{error}: the command line needs more packages: pip install "torch-anderson[lab]"') from None
+
+if TYPE_CHECKING:
+    from .runner import Spec
+    from .sweep import Outcome
+
+OK, SOME_FAILED, BAD_INPUT, INTERRUPTED = 0, 1, 2, 130
+SEEDS = {"paper": "0:20", "quick": "0:3"}
+
+
+@dataclass(frozen=True)
+class Runs:
+    """What `run` and `compare` have in common."""
+
+    tasks: Annotated[Positional[tuple[str, ...]], arg(metavar="TASK ...")]
+    """Names of tasks, or all."""
+    method: Annotated[tuple[str, ...], arg(metavar="METHOD ...")] = ()
+    """Methods to run. Default: the three of the paper with `run`, all that fit with `compare`."""
+    seeds: str | None = None
+    """As in 7, or 0,3,5, or 0:20 (without 20). Default: 0:20 in the paper profile, 0:3 in the quick one."""
+    jobs: int | None = None
+    """Runs at the same time on this machine. Default: one for each core."""
+    set: Annotated[tuple[str, ...], arg(metavar="NAME=VALUE ...")] = ()
+    """Settings of the task that differ from the profile's, as in history_size=5."""
+    sweep: Annotated[tuple[str, ...], arg(metavar="NAME=VALUE,VALUE ...")] = ()
+    """Settings to run with each of several values, as in history_size=5,10,20."""
+    profile: Literal["paper", "quick"] = "paper"
+    """The paper's settings, or shorter ones to try things out."""
+    tol: float | None = None
+    """Stop a run when the loss on a batch is below this."""
+    activation: str | None = None
+    """Of the tasks that have a choice: tanh, or relu for the paper as written."""
+    results: Path | None = None
+    """Folder for the results. Default: results/ and the profile."""
+    backend: Literal["joblib", "dask"] = "joblib"
+    """Processes on this machine, or a dask cluster."""
+    scheduler: str | None = None
+    """Of the dask cluster, as in tcp://10.0.0.1:8786."""
+    tensorboard: bool = False
+    """Write event files for TensorBoard too."""
+    checkpoint_every: float = 60.0
+    """Seconds between two checkpoints of a run: what is lost at most when it is stopped."""
+    dry_run: bool = False
+    """Say how much there is to do and how long it takes, and stop there."""
+
+    @property
+    def folder(self) -> Path:
+        """Where the results go."""
+        return self.results or Path("results") / self.profile
+
+    def specs(self, kinds: Sequence[str]) -> "list[Spec]":
+        """The runs that are meant; of these kinds of methods where none are named."""
+        from . import arguments
+        from .tasks import TASKS
+
+        given = {"tol": self.tol, "activation": self.activation}
+        where_known = {name: value for name, value in given.items() if value is not None}
+        variants = {
+            name: arguments.variations(TASKS[name], self.set, self.sweep, where_known)
+            for name in arguments.task_names(self.tasks)
+        }
+        seeds = arguments.parse_seeds(self.seeds or SEEDS[self.profile])
+        return arguments.specs(variants, self.method, seeds, self.profile, kinds, self.tensorboard)
+
+    def make(self, console: Console, specs: "Sequence[Spec]") -> int:
+        """Make the runs; the estimate first, for those who watch."""
+        options = self.sweep_options()
+        if console.is_terminal or self.dry_run:
+            from .overview import announce
+
+            announce(console, specs, self.folder, None if self.scheduler else options["jobs"])
+        return OK if self.dry_run else make_runs(console, specs, self.folder, **options)
+
+    def sweep_options(self) -> dict[str, Any]:
+        """Where and how to run."""
+        from joblib import cpu_count
+
+        from .arguments import BadInput
+
+        jobs = cpu_count() if self.jobs is None else self.jobs
+        if jobs < 1:
+            raise BadInput(f"Invalid jobs: {jobs}. Allowed: 1 and more.")
+        if (self.backend == "dask") != (self.scheduler is not None):
+            raise BadInput("For a cluster give both: --backend dask --scheduler ADDRESS.")
+        return {"jobs": jobs, "scheduler": self.scheduler, "checkpoint_every": self.checkpoint_every}
+
+
+@dataclass(frozen=True)
+class Run(Runs):
+    """Run methods on tasks, several runs at a time. The same command again goes on where it was stopped."""
+
+    def __call__(self, console: Console) -> int:
+        """Carry it out; returns the exit code."""
+        return self.make(console, self.specs(kinds=["paper"]))
+
+
+@dataclass(frozen=True)
+class Compare(Runs):
+    """Run all methods that fit the tasks; then print how they compare and make the page."""
+
+    def __call__(self, console: Console) -> int:
+        """Carry it out; returns the exit code. Some failed runs are no reason to withhold the rest."""
+        from .overview import show_comparison, show_report
+
+        specs = self.specs(kinds=[])
+        code = self.make(console, specs)
+        if code in (OK, SOME_FAILED) and not self.dry_run:
+            show_comparison(console, self.folder, [spec.task for spec in specs])
+            show_report(console, self.folder)
+        return code
+
+
+@dataclass(frozen=True)
+class Report:
+    """Make the page and the figures of a folder of results."""
+
+    folder: Positional[Path]
+    """A folder that `run` or `compare` wrote to."""
+    out: Path | None = None
+    """Where the page goes. Default: into that folder."""
+
+    def __call__(self, console: Console) -> int:
+        """Carry it out; returns the exit code."""
+        from .arguments import BadInput
+        from .overview import show_report
+
+        if not self.folder.is_dir():
+            raise BadInput(f"No folder {self.folder}. Give one that `torch-anderson run` wrote to.")
+        show_report(console, self.folder, self.out)
+        return OK
+
+
+@dataclass(frozen=True)
+class List:
+    """List tasks, methods and profiles."""
+
+    def __call__(self, console: Console) -> int:
+        """Carry it out; returns the exit code."""
+        from .overview import list_tables
+
+        list_tables(console)
+        return OK
+
+
+@dataclass(frozen=True)
+class Bench:
+    """Measure the lab: what a run costs beside its training, what a second job gains, how long a report takes."""
+
+    repeats: int = 5
+    """Pairs of measurements, of which the median counts."""
+
+    def __call__(self, console: Console) -> int:
+        """Carry it out; returns the exit code."""
+        from .bench import COLUMNS, measurements
+
+        show_table(console, "The lab", COLUMNS, measurements(self.repeats))
+        return OK
+
+
+COMMANDS: dict[str, Callable[..., Any]] = {
+    "list": List,
+    "run": Run,
+    "compare": Compare,
+    "report": Report,
+    "bench": Bench,
+}
+
+
+def make_runs(console: Console, specs: "Sequence[Spec]", results: Path, **options: Any) -> int:
+    """Make the runs while showing them; returns the exit code."""
+    from .progress import shown, title
+    from .sweep import sweep
+
+    outcomes: list[Outcome] = []
+    try:
+        with shown(console, specs, results) as show:
+
+            def done(outcome: "Outcome") -> None:
+                outcomes.append(outcome)
+                show(outcome)
+                if outcome.failed:
+                    complain(f"{title(outcome.spec)}: {outcome.error}")
+
+            sweep(specs, results, on_done=done, **options)
+    except KeyboardInterrupt:
+        finished = sum(not outcome.failed for outcome in outcomes)
+        complain(f"Stopped. {finished} of {len(specs)} runs are done; the same command goes on with the rest.")
+        return INTERRUPTED
+    return SOME_FAILED if any(outcome.failed for outcome in outcomes) else OK
+
+
+def main(args: Sequence[str] | None = None) -> int:
+    """Carry out a command line; returns the exit code."""
+    command = tyro.extras.subcommand_cli_from_dict(COMMANDS, prog="torch-anderson", args=args)
+    # A batch system that ends a job says SIGTERM: stop as cleanly as with Ctrl-C.
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    return carry_out(command)
+
+
+def carry_out(command: Any) -> int:
+    """What users can mend is told in a line, without a traceback."""
+    try:
+        return int(command(Console()))
+    except user_errors() as error:
+        complain(f"torch-anderson: {error}")
+        return BAD_INPUT
+    except KeyboardInterrupt:
+        return INTERRUPTED
+
+
+def user_errors() -> tuple[type[Exception], ...]:
+    """What is told without a traceback. Asked for only when something has happened."""
+    from .arguments import BadInput
+    from .runner import OtherSettings, UnknownName
+    from .sweep import CannotWrite, NoCluster
+
+    return BadInput, UnknownName, OtherSettings, CannotWrite, NoCluster

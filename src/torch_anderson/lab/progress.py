@@ -1,0 +1,124 @@
+"""What is seen while runs are made: bars on a terminal, a line of JSON for each ended run elsewhere."""
+
+import json
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, Self
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
+
+from .results import DamagedRun, is_complete, read_json
+from .runner import PROGRESS, Spec
+from .screen import raw
+from .sweep import Outcome
+from .tasks import TASKS
+
+POLL_EVERY = 0.5
+"""Seconds between two looks at the signs of life that runs leave in their folders."""
+
+
+@contextmanager
+def shown(console: Console, specs: Sequence[Spec], results: Path) -> Iterator[Any]:
+    """A context around a sweep of these runs; gives the function to call with each outcome."""
+    if not console.is_terminal:
+        yield lambda outcome: raw(console, json.dumps(as_record(outcome)))
+        return
+    with Bars(console, specs, results) as bars:
+        yield bars.done
+
+
+def as_record(outcome: Outcome) -> dict[str, Any]:
+    """The line of JSON about an ended run."""
+    metric = TASKS[outcome.spec.task].metric
+    return {
+        "task": outcome.spec.task,
+        "variant": outcome.spec.variant,
+        "seed": outcome.spec.seed,
+        "status": outcome.status,
+        "metric": metric,
+        "final": outcome.final.get(metric),
+        "seconds": round(outcome.seconds, 3),
+        "folder": str(outcome.folder),
+        "done_before": outcome.done_before,
+    }
+
+
+class Bars:
+    """A bar for each run under way, and one for all, fed by what the runs leave in their folders."""
+
+    def __init__(self, console: Console, specs: Sequence[Spec], results: Path) -> None:
+        self.folders = {spec.folder(results): spec for spec in specs if not is_complete(spec.folder(results))}
+        self.started = time.time()
+        self.ended = 0
+        self.bars: dict[Path, TaskID] = {}
+        # Twice a second is smooth enough, and the drawing takes its time from runs in this process.
+        self.progress = Progress(
+            TextColumn("{task.description}", markup=False),
+            BarColumn(),
+            MofNCompleteColumn(),
+            TextColumn("{task.fields[loss]}", markup=False),
+            TimeRemainingColumn(),
+            console=console,
+            refresh_per_second=2,
+            transient=True,
+        )
+        self.all = self.progress.add_task("all runs", total=len(self.folders), loss="")
+        self.stop = threading.Event()
+        self.thread = threading.Thread(target=self._watch, daemon=True)
+
+    def __enter__(self) -> Self:
+        self.progress.start()
+        self.thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.stop.set()
+        self.thread.join()
+        self.progress.stop()
+
+    def done(self, outcome: Outcome) -> None:
+        """Tell of an ended run."""
+        if outcome.done_before:
+            return
+        self.ended += 1
+        record = as_record(outcome)
+        number = "" if record["final"] is None else f", {record['metric']} {record['final']:.4g}"
+        line = f"{title(outcome.spec)}: {outcome.status}{number}, {outcome.seconds:.1f} s"
+        self.progress.console.print(line, markup=False, highlight=False)
+
+    def _watch(self) -> None:
+        while not self.stop.wait(POLL_EVERY):
+            self.look()
+
+    def look(self) -> None:
+        """Bring the bars up to date."""
+        alive = {folder: sign for folder in self.folders if (sign := sign_of_life(folder, self.started))}
+        for folder in self.bars.keys() - alive.keys():
+            self.progress.remove_task(self.bars.pop(folder))
+        for folder, sign in alive.items():
+            if folder not in self.bars:
+                self.bars[folder] = self.progress.add_task(title(self.folders[folder]), loss="")
+            loss = "diverged" if sign["loss"] is None else f"loss {sign['loss']:.3g}"
+            self.progress.update(self.bars[folder], completed=sign["step"], total=sign["steps"], loss=loss)
+        # The parts of runs count too: the time that is left would jump otherwise.
+        parts = sum(sign["step"] / sign["steps"] for sign in alive.values())
+        self.progress.update(self.all, completed=min(self.ended + parts, len(self.folders)))
+
+
+def sign_of_life(folder: Path, since: float = 0.0) -> dict[str, Any] | None:
+    """What the run in this folder last said of itself, unless that was before ``since``."""
+    try:
+        if (folder / PROGRESS).stat().st_mtime < since:
+            return None
+        return read_json(folder / PROGRESS)
+    except (OSError, DamagedRun):  # it ended meanwhile
+        return None
+
+
+def title(spec: Spec) -> str:
+    """A run in few words."""
+    return f"{spec.task} {spec.variant} seed {spec.seed}"
