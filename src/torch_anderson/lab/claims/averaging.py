@@ -26,7 +26,7 @@ from .verdict import Claims, Finding
 
 TASK = "admissions"
 TARGET = 1.5
-"""Times the lowest validation metric of base: what has to be reached."""
+"""Times the lowest validation MSE of base: what has to be reached."""
 CLAIMS = Claims()
 
 
@@ -34,7 +34,7 @@ CLAIMS = Claims()
     "average: lowers the variance", "Section Moving average", "Var of the averaged weights is below Var of the weights."
 )
 def lowers_variance(runs: Sequence[Run]) -> Finding:
-    """The variance of the weights is seen in the late oscillation of the validation metric. Reproduced if at each
+    """The variance of the weights is seen in the late oscillation of the validation MSE. Reproduced if at each
     window the interval of its ratio, average to base, lies below 1.
     """
     groups, base = windows(runs)
@@ -85,7 +85,7 @@ def walk_variance_ratio(window: int) -> float:
 def variance_formula(runs: Sequence[Run]) -> Finding:
     """Reproduced if at each window the interval of the squared ratio of late oscillation, average to base, contains
     (t-1)(2t-1)/(6t²), which follows from the paper's equations for equal noise. (A small oscillation of the weights
-    shows in the validation metric in proportion.)
+    shows in the validation MSE in proportion.)
     """
     groups, base = windows(runs)
     ratios = {t: squared(compare("", group, base, AMPLITUDE).ratio) for t, group in groups.items()}
@@ -130,7 +130,7 @@ def window_variance(runs: Sequence[Run]) -> Finding:
 )
 def window_slows(runs: Sequence[Run]) -> Finding:
     """Reproduced if the exponent of the steps to the target against the window has an interval above 0. The target is
-    1.5 times the lowest validation metric of base with the same seed; a run that never reaches it counts as twice its
+    1.5 times the lowest validation MSE of base with the same seed; a run that never reaches it counts as twice its
     length.
     """
     groups, base = windows(runs)
@@ -146,7 +146,7 @@ def window_slows(runs: Sequence[Run]) -> Finding:
 
 
 def steps_to_target(run: Run, base: Run) -> float:
-    """Steps until the validation metric is at most 1.5 times the lowest of base; twice the run's length if never."""
+    """Steps until the validation MSE is at most 1.5 times the lowest of base; twice the run's length if never."""
     values = evaluated(run)
     reached = values.index[values <= TARGET * evaluated(base).min()]
     return float(reached[0]) if len(reached) else 2.0 * run.config["settings"]["steps"]

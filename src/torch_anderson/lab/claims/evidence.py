@@ -152,7 +152,8 @@ def trend(groups: Mapping[Any, BySeed], of: Callable[[Run], float]) -> Trend | N
     if len(groups) < 2 or len(seeds) < LEAST_SEEDS:
         return None
     values = penalised([[of(runs[seed]) for runs in groups.values()] for seed in seeds])
-    slopes = np.polyfit(np.log(list(groups)), np.log(values).T, 1)[0]
+    # Rounded, or what is the same at all values would have a slope of 1e-17 with no uncertainty.
+    slopes = np.polyfit(np.log(list(groups)), np.log(values).T, 1)[0].round(9)
     points = dict(zip(groups, map(geometric_interval, values.T), strict=True))
     return Trend(interval(slopes), points, sum(runs[seed].diverged for runs in groups.values() for seed in seeds))
 

@@ -9,7 +9,7 @@ import pandas as pd
 from ..results import Run
 from ..statistics import interval
 from .evidence import as_it_is, beside, control, paper_pair, shown
-from .measures import AMPLITUDE, FINAL, RELATIVE_L2, evaluated, metric
+from .measures import AMPLITUDE, FINAL, METRIC, RELATIVE_L2, evaluated
 from .verdict import Claims, Curve, Finding, Missing
 
 MARGIN = 1.25
@@ -46,15 +46,13 @@ def admissions_average(runs: Sequence[Run]) -> Finding:
 def least_squares(runs: Sequence[Run]) -> str:
     """What ordinary least squares reaches, beside the base's end and best: how much there was to gain."""
     base = [run for run in as_it_is(runs, "admissions", "base").values() if not run.diverged]
-    lines = [run.summary["references"].get("ordinary least squares", {}).get(metric(run)) for run in base]
+    lines = [run.summary["references"].get("ordinary least squares", {}).get(METRIC) for run in base]
     known = [(run, line) for run, line in zip(base, lines, strict=True) if line is not None]
     if not known:
         return ""
     line, end, best = (
         np.mean(values)
-        for values in zip(
-            *((x, r.summary["final"][metric(r)], r.summary["best"][metric(r)]) for r, x in known), strict=True
-        )
+        for values in zip(*((x, r.summary["final"][METRIC], r.summary["best"][METRIC]) for r, x in known), strict=True)
     )
     return f"Ordinary least squares reaches {line:.3g}; base ends at {end:.3g}, its best is {best:.3g} (means)."
 
@@ -89,7 +87,7 @@ def burgers2d_oscillates(runs: Sequence[Run]) -> Finding:
 
 
 def excess_rise(run: Run) -> float:
-    """How much more the metric rises after a new batch than in the middle of one; NaN of a run without changes."""
+    """How much more it rises after a new batch than in the middle of one; NaN of a run without changes."""
     hold, logs = batch_steps(run), np.log(evaluated(run))
     starts = range(hold, int(logs.index.max()) - hold + 1, hold)
     rises = [rise(logs, start, hold // 2) - rise(logs, start + hold // 2, hold // 2) for start in starts]
@@ -109,7 +107,7 @@ def batch_steps(run: Run) -> int:
 
 
 def change_figure(methods: dict[str, dict[int, Run]]) -> Curve:
-    """The metric around a change of batch, relative to its value at the change, averaged over changes and seeds."""
+    """Around a change of batch, relative to the value at the change, averaged over changes and seeds."""
     lines = {}
     for method, runs in methods.items():
         mean = pd.concat([around_changes(run) for run in runs.values()]).groupby(level=0).mean()
@@ -118,7 +116,7 @@ def change_figure(methods: dict[str, dict[int, Run]]) -> Curve:
 
 
 def around_changes(run: Run) -> pd.Series:
-    """Logarithm of the metric relative to that at the latest change of batch, by steps since then."""
+    """Logarithm of the validation MSE relative to that at the latest change of batch, by steps since then."""
     hold, logs = batch_steps(run), np.log(evaluated(run))
     since = logs.index.to_numpy() % hold
     at_change = logs.where(since == 0).ffill()
@@ -151,8 +149,8 @@ def zero_predictor(runs: Sequence[Run]) -> str:
     """What predicting 0 would reach there: the paper's target is zero to the precision of the network."""
     for run in as_it_is(runs, "burgers100d", "base").values():
         for name, metrics in run.summary["references"].items():
-            if "zero" in name and metrics.get(metric(run)) is not None:
-                return f"The zero predictor has {metrics[metric(run)]:.3g}."
+            if "zero" in name and metrics.get(METRIC) is not None:
+                return f"The zero predictor has {metrics[METRIC]:.3g}."
     return ""
 
 

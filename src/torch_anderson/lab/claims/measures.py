@@ -8,9 +8,10 @@ import numpy as np
 import pandas as pd
 
 from ..results import Run
-from ..tasks import TASKS
 from .verdict import Missing
 
+METRIC = "validation_mse"
+"""What the paper judges by; tasks may name another to compare methods by."""
 TAIL = 0.2
 """The last part of a run, where its oscillations are measured."""
 MEDIAN_WINDOW = 21
@@ -27,26 +28,21 @@ class Measure:
     of: Callable[[Run], float]
 
 
-def metric(run: Run) -> str:
-    """The name of the metric that the run's task is judged by."""
-    return TASKS[run.task].metric
-
-
 def final(run: Run) -> float:
-    """The metric at the end."""
-    value = run.summary["final"].get(metric(run))
+    """The validation MSE at the end."""
+    value = run.summary["final"].get(METRIC)
     return inf if run.diverged or value is None else float(value)
 
 
 def evaluated(run: Run) -> pd.Series:
-    """The metric by step."""
-    if metric(run) not in run.steps:
-        raise Missing(f"{run.folder} has no {metric(run)}.")
-    return run.steps.set_index("step")[metric(run)].dropna()
+    """The validation MSE by step."""
+    if METRIC not in run.steps:
+        raise Missing(f"{run.folder} has no {METRIC}.")
+    return run.steps.set_index("step")[METRIC].dropna()
 
 
 def amplitude(run: Run) -> float:
-    """Standard deviation of the logarithm of the metric around its running median, in the last fifth of the run."""
+    """Standard deviation of log validation MSE around its running median, in the last fifth of the run."""
     if run.diverged:
         return inf
     logs = np.log(evaluated(run).clip(lower=np.finfo(float).tiny))
@@ -84,9 +80,9 @@ def averaged_share(run: Run) -> float:
     return float(max(run.summary["stats"]["averaged"], 1) / run.summary["steps"])
 
 
-FINAL = Measure("final validation metric", final)
+FINAL = Measure("final validation MSE", final)
 RELATIVE_L2 = Measure("final relative L2 error", relative_l2)
-AMPLITUDE = Measure("late oscillation of the validation metric", amplitude)
+AMPLITUDE = Measure("late oscillation of the validation MSE", amplitude)
 TRAINING_LOSS = Measure("late training loss", training_loss)
 SECONDS = Measure("CPU time of a step", seconds_per_step)
 CONDITION = Measure("condition number of R", condition)

@@ -44,7 +44,7 @@ def oscillations_fall(runs: Sequence[Run]) -> Finding:
     figure = trend_figure(
         "Oscillation against batch size",
         "batch size",
-        "standard deviation of log validation metric",
+        "standard deviation of log validation MSE",
         measured=found.line,
         inverse=(sizes.tolist(), (first * sizes[0] / sizes).tolist()),
         inverse_square_root=(sizes.tolist(), (first * np.sqrt(sizes[0] / sizes)).tolist()),
@@ -129,12 +129,12 @@ def collinearity(runs: Sequence[Run], name: str) -> Finding:
     "AA at each iteration may become unstable; Alternating Anderson (larger p) is more effective.",
 )
 def less_often(runs: Sequence[Run]) -> Finding:
-    """Reproduced if the exponent of the final validation metric against the period has an interval below 0."""
+    """Reproduced if the exponent of the final validation MSE against the period has an interval below 0."""
     groups = studied(runs, "collinearity", TASK, "anderson", "period")
     found = studied_trend(groups, FINAL.of, "collinearity")
     base = by_seed(alike(runs, "base", next(iter(groups.values()))))
-    figure = trend_figure("Where it ends against the period", "period", "final validation metric", measured=found.line)
-    return Finding(found.slope.high < 0, f"Final validation metric {found} {beside_base(base)}".strip(), figure)
+    figure = trend_figure("Where it ends against the period", "period", "final validation MSE", measured=found.line)
+    return Finding(found.slope.high < 0, f"Final validation MSE {found} {beside_base(base)}".strip(), figure)
 
 
 def beside_base(base: BySeed) -> str:
@@ -151,7 +151,7 @@ def beside_base(base: BySeed) -> str:
 def safeguard_harmless(runs: Sequence[Run]) -> Finding:
     """Judged on each setting of the paper profile, or changed from it, in which both Anderson with
     safeguard="residual" and base were run on three seeds or more: reproduced if none shows harm, a ratio of final
-    validation metric whose interval lies above 1 and whose mean is above 1.25.
+    validation MSE whose interval lies above 1 and whose mean is above 1.25.
     """
     found = guarded(runs, "residual")
     if not found:

@@ -1,0 +1,329 @@
+"""Made-up runs in which a claim of the paper holds, does not, or cannot be judged."""
+
+import re
+import shlex
+from math import inf, nan
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import pytest
+
+pytest.importorskip("plotly")
+
+from torch_anderson.lab.claims import CLAIMS, averaging, cost, evidence, figures, measures, verdicts
+from torch_anderson.lab.methods import METHODS
+from torch_anderson.lab.results import DIVERGED, FINISHED, Run
+from torch_anderson.lab.studies import STUDIES
+
+STEPS, EVERY = 1000, 10
+PAPER = {"admissions": (1, 10, 0.1), "burgers2d": (10, 5, 1.0), "burgers100d": (1, 20, 1.0)}
+METRIC = "validation_mse"
+
+
+def fake(
+    method="base", seed=0, *, task="admissions", final=0.01, wobble=0.05, profile="paper", status=FINISHED, speed=1.0,
+    stats=None, cpu=1.0, loss=None, jump=0.0, overrides=None, **settings,
+):  # fmt: skip
+    """A run whose metric falls to ``final`` and then wobbles by so much; ``jump`` is how it rises at each new batch."""
+    noise = np.random.default_rng([seed, len(method)])
+    period, size, relaxation = PAPER[task]
+    settings = {
+        "steps": STEPS, "evaluate_every": EVERY, "batch_size": 40, "width": 64, "batch_every": 100, "period": period,
+        "store_period": 1, "history_size": size, "relaxation": relaxation, "safeguard": "residual", "solver": "gram",
+        "average_window": 10, "average_tolerance": 0.1,
+    } | settings  # fmt: skip
+    steps = np.arange(1, STEPS + 1)
+    values = final * (1 + 100 * np.exp(-steps * speed / 20)) * np.exp(noise.normal(0, wobble, STEPS))
+    values *= np.exp(jump * ((steps - 1) % 100 < 20) * (steps > 100))
+    frame = pd.DataFrame({"step": steps, "loss": final if loss is None else loss, METRIC: values})
+    frame.loc[steps % EVERY != 0, METRIC] = nan
+    end = {METRIC: None if status == DIVERGED else final * np.exp(noise.normal(0, 0.01))}
+    config = {
+        "task": task, "method": method, "variant": f"{method}{settings}", "seed": seed, "profile": profile,
+        "settings": settings, "overrides": overrides or {},
+    }  # fmt: skip
+    summary = {
+        "status": status, "steps": STEPS, "seconds": cpu, "cpu_seconds": cpu, "final": end, "best": end,
+        "stats": stats or {},
+        "references": {"ordinary least squares": {METRIC: 0.0036}, "the zero predictor": {METRIC: 0.1}},
+    }  # fmt: skip
+    run = Run(Path(f"{task}/{method}/seed-{seed:03d}"), config, summary)
+    run.__dict__["steps"] = frame
+    return run
+
+
+def seeds(method="base", count=5, **options):
+    return [fake(method, seed, **options) for seed in range(count)]
+
+
+def judged(name, runs):
+    return next(verdict for verdict in verdicts(runs) if verdict.name == name)
+
+
+def sweep(method, name, values, of, **options):
+    """Five seeds at each value; ``of`` gives what the run is like there."""
+    return [run for value in values for run in seeds(method, **{name: value}, **of(value), **options)]
+
+
+def three_tasks(**options):
+    """Base and both kinds of Anderson on the paper's tasks; options by method, an underscore for its plus."""
+    every = {"base": {}, "anderson": {}, "anderson+average": {}} | {k.replace("_", "+"): v for k, v in options.items()}
+    return [run for task in PAPER for method, more in every.items() for run in seeds(method, task=task, **more)]
+
+
+def windows(of, wobble=0.05):
+    """Base with so much noise, and the average at three windows."""
+    return seeds(wobble=wobble) + sweep("average", "average_window", (2, 5, 10), of)
+
+
+def noisy(wobble):
+    return {"wobble": wobble}
+
+
+def gain(size):
+    return seeds(batch_size=size, loss=1.0) + seeds("anderson", batch_size=size, loss=2 / size, period=10)
+
+
+def timed(of):
+    """A base step of 1 ms, and with both solvers what ``of`` says that an acceleration adds."""
+    runs = seeds(cpu=1.0)
+    for size, period in ((4, 1), (8, 1), (16, 1), (32, 1), (8, 4), (8, 16), (8, 64)):
+        for solver in ("qr", "gram"):
+            options = {"history_size": size, "period": period, "store_period": period, "solver": solver}
+            runs += seeds("anderson", cpu=1 + of(size, period), **options)
+    return runs
+
+
+TRUE = {
+    "admissions: Anderson": lambda: seeds() + seeds("anderson", final=0.0102),
+    "admissions: average": lambda: seeds() + seeds("anderson+average", final=0.001),
+    "burgers2d: Anderson": lambda: seeds(task="burgers2d") + seeds("anderson", task="burgers2d", final=0.008),
+    "burgers2d: average oscillates": lambda: (
+        seeds(task="burgers2d", wobble=0.01) + seeds("anderson+average", task="burgers2d", wobble=0.01, jump=0.5)
+    ),
+    "burgers2d: average better in the end": lambda: (
+        seeds(task="burgers2d") + seeds("anderson+average", task="burgers2d", final=0.008)
+    ),
+    "burgers100d: Anderson": lambda: seeds(task="burgers100d") + seeds("anderson", task="burgers100d"),
+    "burgers100d: average": lambda: (
+        seeds("anderson", task="burgers100d") + seeds("anderson+average", task="burgers100d", wobble=0.005)
+    ),
+    "average: stabilises everywhere": lambda: three_tasks(anderson_average={"wobble": 0.005}),
+    "average: restores the gain": lambda: three_tasks(anderson_average={"final": 0.005}),
+    "batch size: oscillations fall": lambda: sweep("base", "batch_size", (10, 40, 160), lambda b: noisy(1 / b**0.5)),
+    "batch size: inversely proportional": lambda: sweep("base", "batch_size", (10, 40, 160), lambda b: noisy(1 / b)),
+    "batch size: noise hinders Anderson": lambda: gain(10) + gain(40) + gain(160),
+    "collinearity: period": lambda: sweep(
+        "anderson", "period", (1, 5, 20), lambda p: {"stats": {"condition_number": 1e4 / p}}
+    ),
+    "collinearity: store period": lambda: sweep(
+        "anderson", "store_period", (1, 5, 20), lambda q: {"stats": {"condition_number": 1e4 / q}}, period=20
+    ),
+    "period: less often is more stable": lambda: sweep("anderson", "period", (1, 5), lambda p: {"final": 0.05 / p}),
+    "safeguard: does no harm": lambda: seeds() + seeds("anderson") + seeds("anderson", safeguard=None, final=1.0),
+    "period: infinite is the base": lambda: [
+        run for method in ("base", "anderson") for run in limit(method, 0.25, period=10**6, store_period=10**6)
+    ],
+    "average: lowers the variance": lambda: windows(lambda t: noisy(0.1 / t), wobble=0.1),
+    "average: variance formula": lambda: windows(lambda t: noisy(0.1 * averaging.variance_ratio(t) ** 0.5), wobble=0.1),
+    "average: larger t, less variance": lambda: windows(lambda t: noisy(0.1 / t), wobble=0.1),
+    "average: larger t, slower": lambda: windows(lambda t: {"speed": 1 / t}),
+    "criterion: larger epsilon, fewer averages": lambda: sweep(
+        "anderson+average", "average_tolerance", (0.1, 1.0, 10.0), lambda e: {"stats": {"averaged": 50 / e}}
+    ),
+    "criterion: only where needed": lambda: sweep(
+        "anderson+average", "batch_size", (40, 400), lambda b: {"stats": {"averaged": 40_000 // b}}
+    ),
+    "cost: formula": lambda: timed(lambda m, p: 0.1 * m**2 / p),
+    "cost: larger p": lambda: timed(lambda m, p: 0.1 * m**2 / p),
+    "cost: p of order m² restores it": lambda: timed(lambda m, p: 0.01 * m**2 / p),
+}
+
+FALSE = {
+    "admissions: Anderson": lambda: seeds() + seeds("anderson", final=0.02),
+    "admissions: average": lambda: seeds() + seeds("anderson+average", final=0.006),
+    "burgers2d: Anderson": lambda: seeds(task="burgers2d") + seeds("anderson", task="burgers2d", final=0.011),
+    "burgers2d: average oscillates": lambda: (
+        seeds(task="burgers2d", jump=0.5) + seeds("anderson+average", task="burgers2d", jump=0.5)
+    ),
+    "burgers2d: average better in the end": lambda: (
+        seeds(task="burgers2d") + seeds("anderson+average", task="burgers2d", final=0.02)
+    ),
+    "burgers100d: Anderson": lambda: seeds(task="burgers100d") + seeds("anderson", task="burgers100d", final=0.001),
+    "burgers100d: average": lambda: (
+        seeds("anderson", task="burgers100d") + seeds("anderson+average", task="burgers100d", wobble=0.5)
+    ),
+    "average: stabilises everywhere": lambda: three_tasks(),
+    "average: restores the gain": lambda: three_tasks(),
+    "batch size: oscillations fall": lambda: sweep("base", "batch_size", (10, 40, 160), lambda b: {}),
+    "batch size: inversely proportional": lambda: sweep("base", "batch_size", (10, 40), lambda b: noisy(1 / b**0.5)),
+    "batch size: noise hinders Anderson": lambda: (
+        sweep("base", "batch_size", (10, 40), lambda b: {})
+        + sweep("anderson", "batch_size", (10, 40), lambda b: {}, period=10)
+    ),
+    "collinearity: period": lambda: sweep("anderson", "period", (1, 5), lambda p: {"stats": {"condition_number": 9.0}}),
+    "collinearity: store period": lambda: sweep(
+        "anderson", "store_period", (1, 5), lambda q: {"stats": {"condition_number": 9.0 * q}}, period=20
+    ),
+    "period: less often is more stable": lambda: sweep("anderson", "period", (1, 5), lambda p: {}),
+    "safeguard: does no harm": lambda: seeds() + seeds("anderson") + seeds("anderson", relaxation=1.0, final=0.02),
+    "period: infinite is the base": lambda: [
+        *limit("base", 0.25), *limit("anderson", 0.25 + 1e-16, period=10**6, store_period=10**6)[1:],
+        *limit("anderson", 0.25 + 1e-15, period=10**6, store_period=10**6)[:1],
+    ],
+    "average: lowers the variance": lambda: windows(lambda t: noisy(0.01 * t)),
+    "average: variance formula": lambda: windows(lambda t: noisy(0.1 / t), wobble=0.1),
+    "average: larger t, less variance": lambda: windows(lambda t: noisy(0.01 * t)),
+    "average: larger t, slower": lambda: windows(lambda t: {}),
+    "criterion: larger epsilon, fewer averages": lambda: sweep(
+        "anderson+average", "average_tolerance", (0.1, 1.0), lambda e: {"stats": {"averaged": 990}}
+    ),
+    "criterion: only where needed": lambda: sweep(
+        "anderson+average", "batch_size", (40, 400), lambda b: {"stats": {"averaged": 990}}
+    ),
+    "cost: formula": lambda: timed(lambda m, p: 1.0 * m / p),
+    "cost: larger p": lambda: timed(lambda m, p: 1.0),
+    "cost: p of order m² restores it": lambda: timed(lambda m, p: 0.5),
+}  # fmt: skip
+
+
+def limit(method, final, **settings):
+    """Runs that end at exactly this."""
+    runs = seeds(method, **settings)
+    for run in runs:
+        run.summary["final"][METRIC] = final
+    return runs
+
+
+@pytest.mark.parametrize("name", TRUE)
+def test_a_claim_that_holds_is_reproduced(name):
+    verdict = judged(name, TRUE[name]())
+    assert verdict.verdict == "reproduced", verdict.numbers
+    assert "nan" not in verdict.numbers
+
+
+@pytest.mark.parametrize("name", FALSE)
+def test_a_claim_that_does_not_hold_is_not_reproduced(name):
+    verdict = judged(name, FALSE[name]())
+    assert verdict.verdict == "not reproduced", verdict.numbers
+    assert "Reproduced if" in verdict.numbers or "reproduced if" in verdict.numbers
+
+
+def test_every_claim_but_imagenet_is_tried_both_ways():
+    names = {claim.name for claim in CLAIMS if not claim.name.startswith("imagenet")}
+    assert names == TRUE.keys() == FALSE.keys()
+    assert len(names) == len(CLAIMS) - 2
+
+
+def test_without_runs_nothing_is_decided_and_each_claim_says_what_to_run():
+    for verdict in verdicts([]):
+        assert verdict.verdict == "cannot be tested" and verdict.figure is None
+        commands = re.findall("`(.+?)`", verdict.numbers)
+        assert commands or verdict.name.startswith("imagenet")
+        for command in commands:
+            assert_known(shlex.split(command))
+
+
+def assert_known(words):
+    """The command names things that exist."""
+    program, verb, name, *rest = words
+    assert program == "torch-anderson"
+    if verb == "study":
+        assert name in STUDIES and not rest
+    else:
+        assert verb == "run" and set(rest[rest.index("--method") + 1 : rest.index("--seeds")]) <= METHODS.keys()
+
+
+@pytest.mark.parametrize("name", STUDIES)
+def test_a_study_and_its_commands_name_the_same_runs(name):
+    tyro = pytest.importorskip("tyro")
+    from torch_anderson.lab.cli import Run as Command
+
+    parsed = [tyro.cli(Command, args=shlex.split(command)[2:]) for command in STUDIES[name].commands()]
+    commanded = {spec for command in parsed for spec in map(identity, command.specs(()))}
+    assert commanded == set(map(identity, STUDIES[name].specs()))
+
+
+def identity(spec):
+    return spec.task, spec.variant, spec.seed, spec.profile
+
+
+def test_every_run_of_the_studies_has_settings_that_exist():
+    for study in STUDIES.values():
+        for spec in study.specs():
+            spec.resolve()
+
+
+def test_two_seeds_decide_nothing():
+    assert judged("admissions: Anderson", seeds(count=2) + seeds("anderson", count=2)).verdict == "cannot be tested"
+
+
+def test_the_quick_profile_is_shown_but_decides_nothing():
+    verdict = judged("admissions: Anderson", seeds(profile="quick") + seeds("anderson", profile="quick"))
+    assert verdict.verdict == "cannot be tested" and "quick profile" in verdict.numbers and "Ratio" in verdict.numbers
+
+
+def test_runs_with_changed_settings_do_not_count_for_the_paper_figures():
+    changed = seeds(overrides={"width": 8}) + seeds("anderson", overrides={"width": 8})
+    assert judged("admissions: Anderson", changed).verdict == "cannot be tested"
+
+
+def test_a_diverged_run_counts_as_worst_and_is_named():
+    runs = seeds() + seeds("anderson", count=4, final=0.01) + [fake("anderson", 4, status=DIVERGED)]
+    verdict = judged("admissions: Anderson", runs)
+    assert verdict.verdict == "not reproduced"
+    assert "1 diverged" in verdict.numbers and "5 seeds" in verdict.numbers
+
+
+def test_the_control_is_named_where_it_does_as_well():
+    runs = seeds() + seeds("anderson+average", final=0.001) + seeds("matched-anderson+average", final=0.001)
+    assert "the learning rate alone does as well or better" in judged("admissions: average", runs).numbers
+    runs = seeds() + seeds("anderson+average", final=0.001) + seeds("matched-anderson+average", final=0.01)
+    assert "better than that control" in judged("admissions: average", runs).numbers
+
+
+def test_amplitude_is_the_noise_around_a_trend():
+    steady = fake(wobble=0.1, final=1.0)
+    assert measures.amplitude(steady) == pytest.approx(0.1, rel=0.5)
+    drifting = fake(wobble=0.1, final=1.0)
+    drifting.steps[METRIC] *= np.exp(-drifting.steps["step"] / 1000)
+    assert measures.amplitude(drifting) == pytest.approx(measures.amplitude(steady), rel=0.1)
+    assert measures.amplitude(fake(status=DIVERGED)) == inf
+
+
+def test_a_trend_finds_the_exponent_of_a_power():
+    groups = {x: {seed: fake(seed=seed, final=x**-1.5) for seed in range(4)} for x in (1.0, 2.0, 4.0)}
+    found = evidence.trend(groups, lambda run: run.steps["loss"].iloc[-1])
+    assert found.slope.mean == pytest.approx(-1.5) and found.slope.half == pytest.approx(0, abs=1e-12)
+
+
+def test_a_sweep_keeps_settings_apart():
+    runs = seeds(batch_size=10) + seeds(batch_size=40) + seeds(batch_size=80, width=8)
+    found = evidence.sweep(runs, "batch_size")
+    assert list(found) == [10, 40]
+
+
+def test_a_rise_at_each_change_is_measured():
+    assert figures.excess_rise(fake(wobble=0.0, jump=0.7, speed=10, task="burgers2d")) == pytest.approx(0.7, abs=1e-6)
+    assert figures.excess_rise(fake(wobble=0.0, jump=0.0, speed=10, task="burgers2d")) == pytest.approx(0.0, abs=1e-6)
+
+
+def test_the_variance_formulas_agree_with_sums():
+    for t in (2, 5, 10):
+        paper = sum((t - i) ** 2 / t**2 for i in range(1, t)) / t
+        assert averaging.variance_ratio(t) == pytest.approx(paper)
+        walk = np.cumsum(np.eye(t), axis=0)  # iterates as sums of unit noises
+        assert averaging.walk_variance_ratio(t) == pytest.approx((walk.mean(0) ** 2).sum() / (walk[-1] ** 2).sum())
+
+
+def test_cost_constants_are_found_again():
+    points = [cost.Point(0, 1, 2.0), cost.Point(4, 1, 2 + 0.3 * 16), cost.Point(8, 4, 2 + 0.3 * 16)]
+    assert cost.fit(points, cost.paper_formula) == pytest.approx((2.0, 0.3, 0.0), abs=1e-9)
+
+
+def test_figures_have_lines_of_equal_length():
+    for name in TRUE:
+        figure = judged(name, TRUE[name]()).figure
+        for x, y in figure.series.values() if figure else ():
+            assert len(x) == len(y) > 1 and np.isfinite([*x, *y]).all()
