@@ -189,22 +189,25 @@ def paper_pair(runs: Sequence[Run], task: str, method: str, other: str, measure:
     )
 
 
-def beside(runs: Sequence[Run], task: str, method: str, other: str, measure: Measure) -> str:
-    """The same as a sentence; empty where there are no pairs."""
-    found = pair(runs, task, method, other, measure, "paper")
+def beside(runs: Sequence[Run], task: str, method: str, other: str, measure: Measure, **changed: Any) -> str:
+    """The same as a sentence, for runs with these settings changed; empty where there are no pairs."""
+    found = pair(runs, task, method, other, measure, "paper", **changed)
     return f" {found}" if found.ratio.count > 1 else ""
 
 
-def pair(runs: Sequence[Run], task: str, method: str, other: str, measure: Measure, profile: str) -> Comparison:
-    """Two methods in a profile as it is, over the seeds they share."""
-    ours, theirs = (as_it_is(runs, task, name, profile) for name in (method, other))
-    return compare(f"{method} to {other} on {task}", ours, theirs, measure)
+def pair(
+    runs: Sequence[Run], task: str, method: str, other: str, measure: Measure, profile: str, **changed: Any
+) -> Comparison:
+    """Two methods in a profile, over the seeds they share."""
+    ours, theirs = (as_it_is(runs, task, name, profile, **changed) for name in (method, other))
+    change = "".join(f" with {name}={value}" for name, value in changed.items())
+    return compare(f"{method} to {other} on {task}{change}", ours, theirs, measure)
 
 
-def as_it_is(runs: Sequence[Run], task: str, method: str, profile: str = "paper") -> BySeed:
-    """The runs of a profile with nothing set differently."""
+def as_it_is(runs: Sequence[Run], task: str, method: str, profile: str = "paper", **changed: Any) -> BySeed:
+    """The runs of a profile with nothing, or just this, set differently."""
     chosen = select(runs, task, method)
-    return by_seed([run for run in chosen if run.config["profile"] == profile and not run.config["overrides"]])
+    return by_seed([run for run in chosen if run.config["profile"] == profile and run.config["overrides"] == changed])
 
 
 def control(runs: Sequence[Run], task: str, method: str, measure: Measure) -> str:

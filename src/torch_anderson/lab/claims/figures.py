@@ -8,7 +8,7 @@ import pandas as pd
 
 from ..results import Run
 from ..statistics import interval
-from .evidence import as_it_is, beside, control, paper_pair, shown
+from .evidence import as_it_is, beside, control, paper_pair, setting, shown
 from .measures import AMPLITUDE, FINAL, METRIC, RELATIVE_L2, evaluated
 from .verdict import Claims, Curve, Finding, Missing
 
@@ -101,9 +101,9 @@ def rise(logs: pd.Series, start: int, length: int) -> float:
 
 def batch_steps(run: Run) -> int:
     """How many steps a batch is kept."""
-    if not run.config["settings"].get("batch_every"):
-        raise Missing(f"{run.folder} does not say how long a batch is kept (batch_every).")
-    return int(run.config["settings"]["batch_every"])
+    if not setting(run, "hold"):
+        raise Missing(f"{run.folder} has no changes of batch (hold).")
+    return int(setting(run, "hold"))
 
 
 def change_figure(methods: dict[str, dict[int, Run]]) -> Curve:
@@ -167,10 +167,11 @@ def burgers100d_average(runs: Sequence[Run]) -> Finding:
 
 
 def lower(runs: Sequence[Run], task: str, method: str, other: str) -> Finding:
-    """Whether a method ends lower than another, beside the relative L2 error and its control."""
+    """Whether a method ends lower than another; beside it, relative L2 error, the paper's activation, the control."""
     found = paper_pair(runs, task, method, other, FINAL)
     error = beside(runs, task, method, other, RELATIVE_L2)
-    return Finding(found.ratio.high < 1, f"{found}{error} {control(runs, task, method, FINAL)}")
+    as_written = beside(runs, task, method, other, FINAL, activation="relu")
+    return Finding(found.ratio.high < 1, f"{found}{error}{as_written} {control(runs, task, method, FINAL)}")
 
 
 IMAGENET = (
