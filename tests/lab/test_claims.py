@@ -292,9 +292,9 @@ def test_a_diverged_run_counts_as_worst_and_is_named():
 
 def test_the_control_is_named_where_it_does_as_well():
     runs = seeds() + seeds("anderson+average", final=0.001) + seeds("matched-anderson+average", final=0.001)
-    assert "the learning rate alone does as well or better" in judged("admissions: average", runs).numbers
+    assert "the learning rate alone may explain" in judged("admissions: average", runs).numbers
     runs = seeds() + seeds("anderson+average", final=0.001) + seeds("matched-anderson+average", final=0.01)
-    assert "better than that control" in judged("admissions: average", runs).numbers
+    assert "is better than that control" in judged("admissions: average", runs).numbers
 
 
 def test_amplitude_is_the_noise_around_a_trend():

@@ -147,7 +147,8 @@ class Trend:
 
 
 def trend(groups: Mapping[Any, BySeed], of: Callable[[Run], float]) -> Trend | None:
-    """The trend over the seeds that all values share; none below two values or three seeds."""
+    """The trend over the seeds that all positive values share; none below two values or three seeds."""
+    groups = {value: runs for value, runs in groups.items() if value > 0}
     seeds = sorted(set.intersection(*(set(runs) for runs in groups.values()))) if groups else []
     if len(groups) < 2 or len(seeds) < LEAST_SEEDS:
         return None
@@ -212,17 +213,16 @@ def as_it_is(runs: Sequence[Run], task: str, method: str, profile: str = "paper"
 
 def control(runs: Sequence[Run], task: str, method: str, measure: Measure) -> str:
     """A sentence about the base at the learning rate to which the method amounts."""
-    against = pair(runs, task, method, MATCHED[method], measure, "paper")
-    return explain(against)
+    return explain(pair(runs, task, method, MATCHED[method], measure, "paper"))
 
 
 def explain(against: Comparison) -> str:
     """What a comparison with a control says about the effect."""
     if against.ratio.count < LEAST_SEEDS:
         return "The control, base at the learning rate it amounts to, was not run or does not differ from base."
-    better = against.ratio.high < 1
-    meaning = "better than that control" if better else "the learning rate alone does as well or better"
-    return f"{str(against)[:-1]}: {meaning}."
+    if against.ratio.high < 1:
+        return f"{against} So it is better than that control."
+    return f"{against} So it is not better than that control: the learning rate alone may explain what it does."
 
 
 def shown(estimate: Interval) -> str:
