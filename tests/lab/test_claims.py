@@ -36,7 +36,10 @@ def fake(
     steps = np.arange(1, STEPS + 1)
     values = final * (1 + 100 * np.exp(-steps * speed / 20)) * np.exp(noise.normal(0, wobble, STEPS))
     values *= np.exp(jump * ((steps - 1) % 100 < 20) * (steps > 100))
-    frame = pd.DataFrame({"step": steps, "loss": final if loss is None else loss, METRIC: values})
+    seconds = cpu * steps / STEPS
+    frame = pd.DataFrame(
+        {"step": steps, "cpu_seconds": seconds, "loss": final if loss is None else loss, METRIC: values}
+    )
     frame.loc[steps % EVERY != 0, METRIC] = nan
     last = None if status == DIVERGED else final * np.exp(noise.normal(0, 0.01))
     end = {METRIC: last} | ({} if task == "admissions" else {"relative_l2": last})
@@ -304,6 +307,12 @@ def test_amplitude_is_the_noise_around_a_trend():
     drifting.steps[METRIC] *= np.exp(-drifting.steps["step"] / 1000)
     assert measures.amplitude(drifting) == pytest.approx(measures.amplitude(steady), rel=0.1)
     assert measures.amplitude(fake(status=DIVERGED)) == inf
+
+
+def test_the_time_of_a_step_leaves_out_how_a_process_warms_up():
+    run = fake(cpu=2.0)
+    run.steps["cpu_seconds"] += 5.0 * (run.steps["step"] > 1)
+    assert measures.seconds_per_step(run) == pytest.approx(2.0 / STEPS)
 
 
 def test_a_trend_finds_the_exponent_of_a_power():

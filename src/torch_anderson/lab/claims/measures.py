@@ -13,7 +13,7 @@ from .verdict import Missing
 METRIC = "validation_mse"
 """What the paper judges by; tasks may name another to compare methods by."""
 TAIL = 0.2
-"""The last part of a run, where its oscillations are measured."""
+"""The last part of a run, where its oscillations are measured; the first, where its time is not."""
 MEDIAN_WINDOW = 21
 """Evaluations; slower changes than that are no oscillations."""
 CONDITION_LIMIT = float(np.finfo(float).eps ** -0.5)
@@ -62,8 +62,10 @@ def training_loss(run: Run) -> float:
 
 
 def seconds_per_step(run: Run) -> float:
-    """CPU time of a step."""
-    return float(run.summary["cpu_seconds"] / run.summary["steps"])
+    """CPU time of a step, the first fifth aside: there a process warms up and histories fill."""
+    later = run.steps[run.steps["step"] >= TAIL * run.summary["steps"]]
+    spent = later["cpu_seconds"].iloc[-1] - later["cpu_seconds"].iloc[0]
+    return float(spent / max(later["step"].iloc[-1] - later["step"].iloc[0], 1))
 
 
 def condition(run: Run) -> float:
