@@ -43,7 +43,7 @@ def cache_folder() -> Path:
 
 def admissions_file() -> Path:
     """The graduate admissions table of the paper, from the data folder, the cache or a public copy."""
-    for folder in filter(None, (os.environ.get(DATA_VARIABLE), cache_folder())):
+    for folder in filter(None, (os.environ.get(DATA_VARIABLE), str(cache_folder()))):
         path = Path(folder) / ADMISSIONS
         if path.exists():
             return path
@@ -96,4 +96,4 @@ def read_idx(path: Path) -> NDArray[np.uint8]:
     """The bytes of an IDX file, without its header."""
     content = gzip.decompress(path.read_bytes())
     dimensions = content[3]
-    return np.frombuffer(content, dtype=np.uint8, offset=4 + 4 * dimensions)
+    return np.frombuffer(content, dtype=np.uint8, offset=4 + 4 * dimensions).copy()

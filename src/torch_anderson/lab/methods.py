@@ -228,8 +228,7 @@ class LBFGSTrainer(Trainer):
             return loss
 
         self.lbfgs.param_groups[0]["max_eval"] = min(self.EVALUATIONS, self.steps - step)
-        loss = self.lbfgs.step(closure)
-        return float(loss), evaluations
+        return self.lbfgs.step(closure).item(), evaluations
 
     def state_dict(self) -> dict[str, Any]:
         """Both optimizers."""
@@ -321,9 +320,39 @@ def average_speed(task: Task) -> float:
     return 2 / (task.average_window + 1) if task.average_window else 1.0
 
 
+def speed_of_both(task: Task) -> float:
+    """What relaxation and average leave together."""
+    return anderson_speed(task) * average_speed(task)
+
+
 def full_speed(task: Task) -> float:
     """That of the base."""
     return 1.0
+
+
+def always(task: Task) -> bool:
+    """For every task."""
+    return True
+
+
+def is_pinn(task: Task) -> bool:
+    """For physics-informed networks."""
+    return task.pinn
+
+
+def averages(task: Task) -> bool:
+    """Where there is a window to average over."""
+    return task.average_window > 0
+
+
+def relaxes(task: Task) -> bool:
+    """Where Anderson goes a part of the way only."""
+    return anderson_speed(task) != 1
+
+
+def relaxes_and_averages(task: Task) -> bool:
+    """Where both slow training down."""
+    return relaxes(task) and averages(task)
 
 
 @dataclass(frozen=True)
@@ -344,21 +373,13 @@ class Method:
     """What the task's learning rate is multiplied by."""
     tuned: bool = False
     """Whether its learning rate is the one found by ``torch-anderson tune``, if it was."""
-    pinn: bool = False
-    """Whether it is for physics-informed networks alone."""
-    averages: bool = False
-    """Whether it needs a window to average over."""
+    applies: Callable[[Task], bool] = always
+    """Whether it makes sense for a task, and is not another method in disguise."""
 
     def rate(self, task: Task) -> float:
         """The learning rate it starts with."""
         rate = tuned_rate(task, self.name) if self.tuned else task.learning_rate
         return rate * self.speed(task)
-
-    def applies(self, task: Task) -> bool:
-        """Whether it makes sense for this task, and is not the base in disguise."""
-        if (self.pinn and not task.pinn) or (self.averages and not task.average_window):
-            return False
-        return self.speed is full_speed or self.speed(task) != 1
 
 
 METHODS = {
@@ -368,17 +389,18 @@ METHODS = {
         Method("anderson", "Anderson", "paper", "With Anderson acceleration, the paper's settings.",
                partial(anderson, average_window=0)),
         Method("anderson+average", "Anderson + average", "paper", "The same, with the adaptive moving average.",
-               anderson, averages=True),
+               anderson, applies=averages),
         Method("average", "average only", "control", "The moving average without Anderson.",
-               partial(anderson, warmup=NEVER), averages=True),
+               partial(anderson, warmup=NEVER), applies=averages),
         Method("matched-anderson", "base, rate of Anderson", "control",
-               "The base at the learning rate to which Anderson's relaxation amounts.", plain, anderson_speed),
+               "The base at the learning rate to which Anderson's relaxation amounts.", plain, anderson_speed,
+               applies=relaxes),
         Method("matched-average", "base, rate of average", "control",
                "The base at the learning rate to which the fed-back average amounts.", plain, average_speed,
-               averages=True),
+               applies=averages),
         Method("matched-anderson+average", "base, rate of both", "control",
-               "The base at the learning rate to which both together amount.", plain,
-               lambda task: anderson_speed(task) * average_speed(task), averages=True),
+               "The base at the learning rate to which both together amount.", plain, speed_of_both,
+               applies=relaxes_and_averages),
         Method("anderson-default", "Anderson, our defaults", "ours", "Anderson(base) with no option set.",
                anderson_default),
         Method("base-tuned", "base, tuned", "peer", "The base at a tuned learning rate.", plain, tuned=True),
@@ -389,7 +411,7 @@ METHODS = {
         Method("schedule-free", "schedule-free AdamW", "peer", "Schedule-free AdamW, no schedule.",
                schedule_free, tuned=True),
         Method("lbfgs", "base, then L-BFGS", "peer", "A quarter of the run, then L-BFGS on one batch.",
-               lbfgs, tuned=True, pinn=True),
+               lbfgs, tuned=True, applies=is_pinn),
     )
 }  # fmt: skip
 """All methods, in the order in which they are shown."""

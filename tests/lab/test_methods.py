@@ -1,0 +1,163 @@
+"""Each method against what it is by definition: a bare loop, a hand-computed average, the package it comes from."""
+
+import copy
+
+import pytest
+import torch
+from lab.shared import small, start
+from schedulefree import AdamWScheduleFree
+
+from torch_anderson.lab.methods import EMA_DECAY, METHODS, LBFGSTrainer
+from torch_anderson.lab.runner import Training
+from torch_anderson.lab.tasks import TASKS
+
+STEPS = 40
+
+
+def train(method: str, task: str = "digits", seed: int = 0, **overrides: object) -> Training:
+    spec = small(task, method, seed, **overrides)
+    training = Training(spec.resolve(), METHODS[method], seed)
+    while not training.outcome:
+        training.advance()
+    return training
+
+
+def weights(model: torch.nn.Module) -> torch.Tensor:
+    return torch.cat([parameter.detach().flatten() for parameter in model.parameters()])
+
+
+def judged(training: Training) -> torch.Tensor:
+    with training.trainer.evaluation_weights():
+        return weights(training.problem.model)
+
+
+def bare_adam(**overrides: object) -> list[torch.Tensor]:
+    """The iterates of a loop that anyone would write."""
+    problem = start("digits", 0, **overrides)
+    optimizer = torch.optim.Adam(problem.model.parameters(), lr=3e-3)
+    iterates = []
+    for step in range(STEPS):
+        for group in optimizer.param_groups:
+            group["lr"] = 3e-3 * 0.2 ** (step // 15)
+        optimizer.zero_grad()
+        problem.loss(step).backward()
+        optimizer.step()
+        iterates.append(weights(problem.model))
+    return iterates
+
+
+SCHEDULE = {"decay_every": 15}
+
+
+def test_base_is_the_bare_loop():
+    assert torch.equal(judged(train("base", **SCHEDULE)), bare_adam()[-1])
+
+
+def test_ema_is_the_recursion_by_hand():
+    first, *rest = bare_adam()
+    average = first
+    for iterate in rest:
+        average = EMA_DECAY * average + (1 - EMA_DECAY) * iterate
+    assert torch.allclose(judged(train("ema", **SCHEDULE)), average, atol=1e-6)
+
+
+def test_swa_is_the_mean_of_the_last_quarter():
+    assert torch.allclose(judged(train("swa", **SCHEDULE)), torch.stack(bare_adam()[30:]).mean(0), atol=1e-6)
+
+
+def test_swa_is_judged_by_the_present_weights_until_it_begins():
+    training = train("swa", steps=20, tol=1e9)
+    assert training.step == 1
+    assert torch.equal(judged(training), weights(training.problem.model))
+
+
+def test_lookahead_meets_half_way_every_fifth_step():
+    problem = start("digits", 0)
+    optimizer = torch.optim.Adam(problem.model.parameters(), lr=3e-3)
+    slow = weights(problem.model)
+    for step in range(STEPS):
+        optimizer.zero_grad()
+        problem.loss(step).backward()
+        optimizer.step()
+        if step % 5 == 4:
+            slow = (slow + weights(problem.model)) / 2
+            torch.nn.utils.vector_to_parameters(slow.clone(), problem.model.parameters())
+    assert torch.allclose(judged(train("lookahead")), slow, atol=1e-6)
+
+
+def test_schedule_free_is_the_package_and_evaluations_leave_no_trace():
+    problem = start("digits", 0)
+    optimizer = AdamWScheduleFree(problem.model.parameters(), lr=3e-3)
+    optimizer.train()
+    for step in range(STEPS):
+        optimizer.zero_grad()
+        problem.loss(step).backward()
+        optimizer.step()
+    training = train("schedule-free", learning_rate=3e-3, evaluate_every=1)
+    assert torch.equal(weights(training.problem.model), weights(problem.model))
+    optimizer.eval()
+    assert torch.equal(judged(training), weights(problem.model))
+
+
+def test_lbfgs_counts_every_gradient_and_keeps_to_the_budget():
+    calls = []
+    spec = small("burgers2d-fixed", "lbfgs")
+    training = Training(spec.resolve(), METHODS["lbfgs"], 0)
+    loss = training.problem.loss
+    training.problem.loss = lambda step: calls.append(step) or loss(step)
+    while not training.outcome:
+        training.advance()
+    assert training.step == len(calls)
+    assert 40 <= training.step <= 41 + LBFGSTrainer.EVALUATIONS
+    assert calls[:10] == list(range(10))
+    assert set(calls[10:]) == {10}, "the batch is kept"
+
+
+def test_average_only_never_jumps_and_anderson_does():
+    assert train("average", "diabetes").trainer.stats()["accepted"] == 0
+    assert train("anderson", "diabetes").trainer.stats()["accepted"] > 0
+    both = train("anderson+average", "diabetes", average_window=4)
+    assert both.trainer.stats()["accepted"] > 0
+    assert not torch.equal(judged(both), judged(train("anderson", "diabetes")))
+
+
+def test_the_loss_safeguard_gets_its_batch():
+    stats = train("anderson", period=5, history_size=3, safeguard="loss").trainer.stats()
+    assert stats["extra_evaluations"] > 0
+    assert stats["skipped_no_loss"] == 0
+
+
+@pytest.mark.parametrize(
+    ("method", "settings", "factor"),
+    [
+        ("matched-anderson", {"relaxation": 0.1, "period": 1}, 0.1),
+        ("matched-anderson", {"relaxation": 0.5, "period": 5}, 0.9),
+        ("matched-average", {"average_window": 10}, 2 / 11),
+        ("matched-anderson+average", {"relaxation": 0.1, "period": 1, "average_window": 10}, 0.1 * 2 / 11),
+        ("matched-average", {"average_window": 20, "period": 25, "residual": "cycle"}, 1 - 19 / 50),
+    ],
+)
+def test_matched_learning_rates(method, settings, factor):
+    task = TASKS["diabetes"](**settings)
+    assert METHODS[method].rate(task) == pytest.approx(task.learning_rate * factor)
+
+
+def test_a_control_that_would_be_the_base_again_does_not_apply():
+    assert not METHODS["matched-anderson"].applies(TASKS["burgers2d"]())
+    assert not METHODS["average"].applies(TASKS["burgers2d"](average_window=0))
+    assert METHODS["lbfgs"].applies(TASKS["burgers2d"]())
+    assert not METHODS["lbfgs"].applies(TASKS["digits"]())
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_judging_leaves_training_as_it_was(method):
+    training = train(method, "burgers2d", steps=30)
+    before = copy.deepcopy(training.problem.model.state_dict())
+    judged(training)
+    after = training.problem.model.state_dict()
+    assert all(torch.equal(before[name], after[name]) for name in before)
+
+
+def test_an_unknown_base_optimizer_is_refused():
+    with pytest.raises(ValueError, match="'adam', 'nesterov', 'sgd'"):
+        train("base", optimizer="adma")
