@@ -1,0 +1,265 @@
+"""Burgers' equation solved by physics-informed networks: the paper's two cases and two companions.
+
+L(u) = u_t + u (u_{x_1} + ... + u_{x_{d-1}}) - viscosity * Laplacian of u = f on [-1, 1]^{d-1} x [0, 1]. A batch has
+points where u is given (t = 0 and the boundary of space) and points inside; the loss is MSE_u on the former plus MSE_f
+on the latter.
+"""
+
+from abc import abstractmethod
+from collections.abc import Mapping
+from dataclasses import dataclass
+from math import pi
+from typing import Any, ClassVar, NamedTuple, Protocol
+
+import torch
+from numpy.typing import NDArray
+from torch import Tensor, nn
+
+from ..task import Metrics, Problem, Task
+from .cole_hopf import SineWave
+from .pinn import Network, Operator
+from .points import boundary_points, generator, uniform_points
+from .product import Product
+
+TRAINING, VALIDATION, ERROR = range(3)
+"""What random points are for: each use has numbers of its own."""
+PRECISIONS = ("float32", "float64")
+
+
+class Equation(Protocol):
+    """What is to be solved, with its exact solution."""
+
+    dimensions: int
+
+    def exact(self, points: Tensor) -> Tensor:
+        """The solution at points (n, d), in float64."""
+
+    def forcing(self, points: Tensor) -> Tensor:
+        """The right-hand side f at the points, in float64."""
+
+    def errors(self, network: nn.Module) -> Metrics:
+        """How far a network is from the solution."""
+
+    def zero_errors(self) -> Metrics:
+        """The same for a network that is zero."""
+
+
+class Batch(NamedTuple):
+    """Points, and what is known there."""
+
+    boundary: Tensor
+    solution: Tensor
+    interior: Tensor
+    forcing: Tensor
+
+
+class BurgersProblem(Problem):
+    """A network that learns the solution from random points."""
+
+    model: Network
+
+    def __init__(self, task: "Burgers", seed: int) -> None:
+        self.task, self.seed = task, seed
+        self.equation = task.equation(seed)
+        self.model = Network(self.equation.dimensions, task.width, task.depth, task.activation, task.dtype)
+        self.operator = Operator(self.model, task.viscosity)
+        self.validation = self._draw(1 - task.training_share, VALIDATION)
+        self._present: tuple[int, Batch] | None = None
+
+    def loss(self, step: int) -> Tensor:
+        """MSE_u + MSE_f on the batch."""
+        return sum(self._errors(self.batch(step)), torch.zeros(()))
+
+    def batch(self, step: int) -> Batch:
+        """The points of this step."""
+        number = step // self.task.hold if self.task.hold else 0
+        if self._present is None or self._present[0] != number:
+            self._present = number, self._draw(self.task.training_share, TRAINING, number)
+        return self._present[1]
+
+    @torch.no_grad()
+    def evaluate(self) -> Metrics:
+        """The loss and its parts on the validation points, and the distance from the solution."""
+        return _losses(*self._errors(self.validation)) | self.equation.errors(self.model)
+
+    def references(self) -> dict[str, Metrics]:
+        """The network that is zero everywhere."""
+        squares = self.validation.solution.square(), self.validation.forcing.square()
+        return {"zero predictor": _losses(*(square.mean() for square in squares)) | self.equation.zero_errors()}
+
+    def _errors(self, batch: Batch) -> tuple[Tensor, Tensor]:
+        mse_u = (self.model(batch.boundary).double() - batch.solution).square().mean()
+        return mse_u, self.operator.mean_square(batch.interior, batch.forcing)
+
+    def _draw(self, share: float, *use: int) -> Batch:
+        """So large a share of a batch, of points that nothing else uses."""
+        random = generator(self.seed, *use)
+        counts = round(share * self.task.boundary_points), round(share * self.task.interior_points)
+        boundary, interior = (
+            draw(count, self.equation.dimensions, random).to(self.task.dtype)
+            for draw, count in zip((boundary_points, uniform_points), counts, strict=True)
+        )
+        return Batch(boundary, self.equation.exact(boundary), interior, self.equation.forcing(interior))
+
+
+class SineWaveProblem(BurgersProblem):
+    """With pictures: space and time make a plane."""
+
+    @torch.no_grad()
+    def pictures(self) -> dict[str, NDArray[Any]]:
+        """Arrays x and t, and the images exact and predicted over (x, t)."""
+        return dict(SineWave(self.task.viscosity, self.task.dtype, grid=(100, 60)).pictures(self.model))
+
+
+def _losses(mse_u: Tensor, mse_f: Tensor) -> Metrics:
+    return {"validation_mse": float(mse_u + mse_f), "mse_u": float(mse_u), "mse_f": float(mse_f)}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Burgers(Task):
+    """Settings that all cases have in common."""
+
+    metric: ClassVar[str] = "validation_mse"
+    metrics: ClassVar[Mapping[str, str]] = {
+        "validation_mse": "validation MSE",
+        "mse_u": "MSE of u at the boundary",
+        "mse_f": "MSE of the equation",
+        "relative_l2": "relative L2 error",
+    }
+    pinn: ClassVar[bool] = True
+
+    steps: int = 3000
+    width: int
+    """Neurons in a hidden layer."""
+    depth: int
+    """Hidden layers."""
+    activation: str = "tanh"
+    """tanh, or relu as in the paper: its second derivatives are zero, the viscosity then has no effect."""
+    boundary_points: int = 400
+    """Points of a batch where the solution is given: half at t = 0, half on the boundary of space."""
+    interior_points: int = 4000
+    """Points of a batch where the equation shall hold."""
+    training_share: float = 0.8
+    """Part of a batch that is trained on; as many points as are left, drawn once for a seed, are for validation."""
+    hold: int = 100
+    """Steps for which a batch is kept; 0 for ever."""
+    viscosity: float = 0.01 / pi
+    precision: str = "float32"
+    """Of the network: float32 or float64. Solutions and errors are in float64."""
+
+    def __post_init__(self) -> None:
+        if self.precision not in PRECISIONS:
+            raise ValueError(f"Invalid precision: {self.precision!r}. Allowed: {', '.join(PRECISIONS)}.")
+        if not 0 < self.training_share < 1:
+            raise ValueError(f"Invalid training_share: {self.training_share}. Allowed: between 0 and 1.")
+        if self.hold < 0:
+            raise ValueError(f"Invalid hold: {self.hold}. Allowed: 1 and more steps, or 0 for ever.")
+        for name in ("boundary_points", "interior_points"):
+            count = getattr(self, name)
+            if not 0 < round(self.training_share * count) < count:
+                raise ValueError(f"Invalid {name}: {count}. Some are needed to train on, and some to validate on.")
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """The precision as torch knows it."""
+        return getattr(torch, self.precision)
+
+    @abstractmethod
+    def equation(self, seed: int) -> Equation:
+        """What is to be solved."""
+
+    def start(self, seed: int) -> BurgersProblem:
+        """The network and its points."""
+        return BurgersProblem(self, seed)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Burgers2d(Burgers):
+    """One dimension of space: a sine wave that steepens to a shock. No forcing."""
+
+    name: ClassVar[str] = "burgers2d"
+    title: ClassVar[str] = "Burgers' equation in 2 dimensions"
+    quick: ClassVar[Mapping[str, Any]] = {
+        "steps": 1200, "boundary_points": 100, "interior_points": 1000, "hold": 50, "decay_every": 200
+    }  # fmt: skip
+
+    width: int = 20
+    depth: int = 8
+    learning_rate: float = 0.01
+    decay_factor: float = 0.2
+    decay_every: int = 500
+    history_size: int = 5
+    period: int = 10
+    store_period: int = 5
+    relaxation: float = 1.0
+    average_window: int = 9
+
+    def equation(self, seed: int) -> Equation:
+        """The one of Cole and Hopf."""
+        return SineWave(self.viscosity, self.dtype, grid=(64, 40))
+
+    def start(self, seed: int) -> BurgersProblem:
+        """With pictures."""
+        return SineWaveProblem(self, seed)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Burgers2dFixed(Burgers2d):
+    """The same without noise: one batch for the whole run, in double precision."""
+
+    name: ClassVar[str] = "burgers2d-fixed"
+    title: ClassVar[str] = "Burgers' equation in 2 dimensions, fixed points"
+    quick: ClassVar[Mapping[str, Any]] = {name: value for name, value in Burgers2d.quick.items() if name != "hold"}
+
+    hold: int = 0
+    precision: str = "float64"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Burgers100d(Burgers):
+    """Ninety-nine dimensions of space, where the solution is zero for all that random points can tell."""
+
+    name: ClassVar[str] = "burgers100d"
+    title: ClassVar[str] = "Burgers' equation in 100 dimensions"
+    metrics: ClassVar[Mapping[str, str]] = {**Burgers.metrics, "u_origin": "u at the origin, t = 0"}
+    quick: ClassVar[Mapping[str, Any]] = {
+        "steps": 300, "boundary_points": 40, "interior_points": 200, "hold": 10, "decay_every": 100
+    }  # fmt: skip
+
+    dimensions: int = 100
+    """Of space and time together."""
+    allowed_dimensions: ClassVar[range] = range(2, 1001)
+    width: int = 50
+    depth: int = 4
+    learning_rate: float = 0.05
+    decay_factor: float = 0.5
+    decay_every: int = 1000
+    history_size: int = 20
+    period: int = 1
+    store_period: int = 1
+    relaxation: float = 1.0
+    average_window: int = 20
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.dimensions not in (allowed := self.allowed_dimensions):
+            raise ValueError(f"Invalid dimensions: {self.dimensions}. Allowed: {allowed[0]} to {allowed[-1]}.")
+
+    def equation(self, seed: int) -> Equation:
+        """The one whose solution is a product of parabolas."""
+        return Product(self.dimensions, self.viscosity, self.dtype, samples=4000, random=generator(seed, ERROR))
+
+
+@dataclass(frozen=True, kw_only=True)
+class BurgersNd(Burgers100d):
+    """The same family in few dimensions, where the solution is of order one and there is something to learn."""
+
+    name: ClassVar[str] = "burgers-nd"
+    title: ClassVar[str] = "Burgers' equation in a few dimensions"
+    quick: ClassVar[Mapping[str, Any]] = {
+        "steps": 600, "boundary_points": 100, "interior_points": 500, "hold": 20, "decay_every": 200
+    }  # fmt: skip
+
+    dimensions: int = 3
+    """Of space and time together: 2 to 6."""
+    allowed_dimensions: ClassVar[range] = range(2, 7)
