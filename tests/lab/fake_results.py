@@ -3,6 +3,7 @@
 import io
 import json
 from collections.abc import Iterable, Mapping
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +11,7 @@ import numpy as np
 import pandas as pd
 
 from torch_anderson.lab import results as store
+from torch_anderson.lab.tasks import TASKS
 
 STATS = {"attempted": 10, "accepted": 7, "rejected_residual": 2, "rejected_too_long": 1, "skipped_short_history": 4}
 HARDWARE = {"processor": "Imaginary CPU", "cores": 2}
@@ -53,14 +55,33 @@ def write_run(
     method, _, bracket = variant.partition("[")
     overrides = dict(pair.split("=") for pair in bracket.rstrip("]").split(",") if pair)
     written = {"task": task, "method": method, "variant": variant, "seed": seed, "profile": profile}
-    written |= {"settings": dict(settings or {}), "overrides": overrides, "versions": VERSIONS, "hardware": HARDWARE}
+    written |= {
+        "settings": _settings(task) if settings is None else dict(settings),
+        "overrides": overrides,
+        "versions": VERSIONS,
+        "hardware": HARDWARE,
+    }
     store.write_json(folder / store.CONFIG, {**written, "date": "2026-01-02T03:04:05+00:00", **(config or {})})
     if pictures:
         buffer = io.BytesIO()
         np.savez_compressed(buffer, **pictures)
         store.write_bytes(folder / store.PICTURES, buffer.getvalue())
-    store.write_json(folder / store.SUMMARY, {**_summary(frame, status, references, stats), **(summary or {})})
+    store.write_json(
+        folder / store.SUMMARY,
+        {**_summary(frame, status, references, _stats(method) if stats is None else stats), **(summary or {})},
+    )
     return folder
+
+
+def _stats(method: str) -> dict[str, float]:
+    """Only what wraps a base in Anderson has any."""
+    return STATS if method.startswith("anderson") else {}
+
+
+def _settings(task: str) -> dict[str, Any]:
+    """Those of the quick profile, where there is such a task."""
+    known = TASKS.get(task)
+    return asdict(known(**known.quick)) if known else {}
 
 
 def _summary(frame: pd.DataFrame, status: str, references: Any, stats: Any) -> dict[str, Any]:
@@ -70,4 +91,4 @@ def _summary(frame: pd.DataFrame, status: str, references: Any, stats: Any) -> d
     ended = {"status": status, "steps": int(frame["step"].iloc[-1]), "learning_rate": 0.01}
     ended |= {name: float(frame[name].iloc[-1]) for name in ("seconds", "cpu_seconds")}
     ended |= {"final": evaluated.iloc[-1].to_dict(), "best": evaluated.min().to_dict()}
-    return ended | {"references": dict(references or {}), "stats": STATS if stats is None else dict(stats)}
+    return ended | {"references": dict(references or {}), "stats": dict(stats)}

@@ -74,7 +74,8 @@ def geometric_interval(values: ArrayLike) -> Interval:
     2.0
     """
     logs = interval(np.log(np.asarray(values, dtype=float)))
-    return Interval(*np.exp([logs.mean, logs.low, logs.high]).tolist(), logs.count)
+    mean, low, high = np.exp([logs.mean, logs.low, logs.high]).tolist()
+    return Interval(mean, low, high, logs.count)
 
 
 def band(values: ArrayLike) -> tuple[Floats, Floats, Floats]:

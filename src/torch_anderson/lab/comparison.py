@@ -1,0 +1,217 @@
+"""Runs in order: by task, by method, by seed; and the tables that compare them.
+
+A variant with a bracket, as ``anderson[batch_size=80]``, is compared with ``base[batch_size=80]`` where that was run
+on common seeds, else with ``base``.
+"""
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from math import nan
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+from . import statistics as st
+from .methods import METHODS
+from .results import METRICS, DamagedRun, Run
+from .tasks import TASKS
+
+BASE = "base"
+VARIANT = "variant"
+"""The kind of what was run with other settings than the profile's."""
+COLUMNS = ("step", "seconds", "cpu_seconds", "loss")
+BUDGETS = {"step": "gradient evaluations", "seconds": "wall time"}
+"""What two runs can have in common when they are compared: column -> its name."""
+Row = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Trace:
+    """The evaluations of one run."""
+
+    run: Run
+    evaluations: pd.DataFrame
+
+    @classmethod
+    def of(cls, run: Run) -> "Trace":
+        """Read them; raises ``DamagedRun`` if they are not what a run writes."""
+        steps = run.steps
+        metrics = [name for name in steps.columns if name not in COLUMNS]
+        numeric = [name for name in steps.columns if pd.api.types.is_numeric_dtype(steps[name])]
+        if missing := [name for name in ("step", "seconds") if name not in numeric]:
+            raise DamagedRun(f"{run.folder / METRICS}: no numbers for {', '.join(missing)} in it")
+        known = [name for name in metrics if name in numeric]
+        if not known:
+            raise DamagedRun(f"{run.folder / METRICS}: no evaluation in it")
+        return cls(run, steps.dropna(subset=known, how="all")[["step", "seconds", *known]])
+
+    def column(self, name: str) -> st.Floats:
+        """One column of the evaluations; NaN where a metric is missing."""
+        if name not in self.evaluations:
+            return np.full(len(self.evaluations), nan)
+        return self.evaluations[name].to_numpy(dtype=float)
+
+    def end(self, budget: str) -> float:
+        """Where the run ended, in steps or seconds."""
+        return float(self.run.summary["steps" if budget == "step" else budget])
+
+    def value(self, metric: str, budget: str = "step", limit: float = np.inf) -> float:
+        """The metric when so much was spent; NaN of a run that diverged."""
+        return nan if self.run.diverged else st.value_at(self.column(budget), self.column(metric), limit)
+
+
+@dataclass(frozen=True)
+class Group:
+    """All seeds of one variant."""
+
+    variant: str
+    method: str
+    traces: tuple[Trace, ...]
+
+    @property
+    def bracket(self) -> str:
+        """What was set differently, with its brackets; mostly empty."""
+        return self.variant.removeprefix(self.method)
+
+    @property
+    def label(self) -> str:
+        """As in figures and tables."""
+        known = METHODS.get(self.method)
+        return f"{known.label if known else self.method}{self.bracket and ' ' + self.bracket}"
+
+    @property
+    def kind(self) -> str:
+        """That of the method (paper, control, peer, ours), or variant."""
+        known = METHODS.get(self.method)
+        return VARIANT if self.bracket or not known else known.kind
+
+    @property
+    def seeds(self) -> list[int]:
+        """Those that ended, well or not."""
+        return [trace.run.seed for trace in self.traces]
+
+    @cached_property
+    def finished(self) -> tuple[Trace, ...]:
+        """Those that did not diverge."""
+        return tuple(trace for trace in self.traces if not trace.run.diverged)
+
+    @property
+    def diverged(self) -> tuple[Trace, ...]:
+        """Those that did."""
+        return tuple(trace for trace in self.traces if trace.run.diverged)
+
+    @property
+    def remark(self) -> str:
+        """What a reader has to know about the mean; empty for several seeds that all finished."""
+        lost, total = len(self.diverged), len(self.traces)
+        if lost:
+            return f"diverged {lost} of {total}" + (
+                f", mean of the {total - lost} that finished" if lost < total else ""
+            )
+        return "one seed" if total == 1 else ""
+
+    def final(self, metric: str) -> st.Interval:
+        """The metric at the end."""
+        return st.interval([trace.value(metric) for trace in self.finished])
+
+    def best(self, metric: str) -> st.Interval:
+        """The lowest of the run."""
+        values = [trace.column(metric) for trace in self.finished]
+        return st.interval([np.nanmin(column) if np.isfinite(column).any() else nan for column in values])
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """All variants of one task, in the order of the table of methods."""
+
+    task: str
+    groups: tuple[Group, ...]
+
+    @property
+    def title(self) -> str:
+        """As in headings."""
+        return TASKS[self.task].title if self.task in TASKS else self.task
+
+    @cached_property
+    def metrics(self) -> dict[str, str]:
+        """Metric -> label, the one to compare by first."""
+        known = TASKS.get(self.task)
+        columns = dict.fromkeys(n for group in self.groups for trace in group.traces for n in trace.evaluations.columns)
+        found = [name for name in columns if name not in COLUMNS]
+        labels: Mapping[str, str] = known.metrics if known else {}
+        first = [known.metric] if known and known.metric in found else []
+        ordered = dict.fromkeys([*first, *(name for name in labels if name in found), *found])
+        return {name: labels.get(name, name) for name in ordered}
+
+    @property
+    def metric(self) -> str:
+        """The one to compare by."""
+        return next(iter(self.metrics))
+
+    @property
+    def seeds(self) -> list[int]:
+        """All seeds of any method at the profile's own settings; of all where there is none of those."""
+        plain = [group for group in self.groups if not group.bracket] or self.groups
+        return sorted({seed for group in plain for seed in group.seeds})
+
+    def base_of(self, group: Group) -> Group | None:
+        """What a group is compared with; None for a base itself and where there is no base."""
+        bases = {other.variant: other for other in self.groups if other.method == BASE}
+        for name in (BASE + group.bracket, BASE):
+            base = bases.get(name)
+            if base and base is not group and set(base.seeds) & set(group.seeds):
+                return base
+        return None
+
+    def references(self, metric: str) -> dict[str, st.Interval]:
+        """What was not trained: name -> its metric over the seeds."""
+        found: dict[str, dict[int, float]] = {}
+        for group in self.groups:
+            if group.bracket:
+                continue
+            for trace in group.traces:
+                for name, metrics in trace.run.summary["references"].items():
+                    if metrics.get(metric) is not None:
+                        found.setdefault(name, {})[trace.run.seed] = metrics[metric]
+        return {name: st.interval(list(values.values())) for name, values in found.items()}
+
+
+def collect(runs: Iterable[Run]) -> tuple[list[Comparison], list[str]]:
+    """Sort runs into comparisons; also messages about those that cannot take part."""
+    found: dict[str, dict[str, dict[int, Trace]]] = {}
+    problems = []
+    for run in runs:
+        try:
+            seeds = found.setdefault(run.task, {}).setdefault(run.variant, {})
+            if run.seed in seeds:
+                raise DamagedRun(f"{run.folder}: left out, {seeds[run.seed].run.folder} is the same run")
+            seeds[run.seed] = Trace.of(run)
+        except DamagedRun as problem:
+            problems.append(str(problem))
+    return [
+        _comparison(task, found[task]) for task in sorted(found, key=_task_order) if any(found[task].values())
+    ], problems
+
+
+def _comparison(task: str, variants: Mapping[str, Mapping[int, Trace]]) -> Comparison:
+    groups = []
+    for variant, seeds in variants.items():
+        traces = tuple(seeds[seed] for seed in sorted(seeds))
+        if traces:
+            groups.append(Group(variant, str(traces[0].run.config["method"]), traces))
+    return Comparison(task, tuple(sorted(groups, key=_group_order)))
+
+
+def _task_order(task: str) -> tuple[int, str]:
+    return _position(task, TASKS), task
+
+
+def _group_order(group: Group) -> tuple[bool, int, str]:
+    return bool(group.bracket), _position(group.method, METHODS), group.variant
+
+
+def _position(name: str, table: Iterable[str]) -> int:
+    names = list(table)
+    return names.index(name) if name in names else len(names)

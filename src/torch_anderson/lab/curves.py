@@ -1,0 +1,170 @@
+"""The curves of a comparison: means over seeds with bands, what diverged, and how each method looks in all figures."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+
+from . import statistics as st
+from .comparison import BASE, Comparison, Group, Trace
+from .results import PICTURES, DamagedRun
+
+MOST_POINTS = 300
+"""Of a curve; more than can be told apart in a figure."""
+
+BAND_ROOM = 3.0
+"""On a logarithmic axis, a band may go this factor beyond all means before it is cut by the edge."""
+
+
+@dataclass(frozen=True)
+class Style:
+    """How a method is drawn."""
+
+    colour: str
+    dash: str = "solid"
+    """As plotly calls it: solid, dash, dot, dashdot."""
+
+
+GREY, BLUE, VERMILION, GREEN = "#7a7a7a", "#0072b2", "#d55e00", "#009e73"
+SKY, ORANGE, PURPLE, OLIVE, WINE = "#56b4e9", "#e69f00", "#cc79a7", "#999933", "#aa4466"
+STYLES = {
+    "base": Style(GREY),
+    "anderson": Style(BLUE),
+    "anderson+average": Style(VERMILION),
+    "average": Style(GREEN),
+    # A control has the colour of what it is to be compared with.
+    "matched-anderson": Style(BLUE, "dash"),
+    "matched-average": Style(GREEN, "dash"),
+    "matched-anderson+average": Style(VERMILION, "dash"),
+    "base-tuned": Style(GREY, "dash"),
+    "anderson-default": Style(SKY),
+    "ema": Style(PURPLE, "dot"),
+    "swa": Style(ORANGE, "dot"),
+    "lookahead": Style(SKY, "dot"),
+    "schedule-free": Style(OLIVE, "dashdot"),
+    "lbfgs": Style(WINE, "dashdot"),
+}
+"""The colours are told apart with any kind of colour vision (Okabe and Ito; Tol), the dashes without."""
+OTHERS = [Style(colour, dash) for dash in ("dashdot", "dot", "dash") for colour in (PURPLE, ORANGE, SKY, OLIVE, WINE)]
+"""For variants and methods that are not in the table, by turns."""
+
+
+def styles(task: Comparison) -> dict[str, Style]:
+    """Variant -> how it is drawn."""
+    unknown = [group.variant for group in task.groups if group.variant not in STYLES]
+    return STYLES | {variant: OTHERS[index % len(OTHERS)] for index, variant in enumerate(unknown)}
+
+
+@dataclass(frozen=True)
+class MeanCurve:
+    """The mean over the seeds that finished; a band where there are two at least."""
+
+    steps: st.Floats
+    seconds: st.Floats
+    """The mean time at which these steps were made."""
+    mean: st.Floats
+    low: st.Floats
+    high: st.Floats
+
+    def x(self, budget: str) -> st.Floats:
+        """Along the axis of steps or of seconds."""
+        return self.steps if budget == "step" else self.seconds
+
+
+def mean_curve(group: Group, metric: str) -> MeanCurve | None:
+    """Runs on a common grid, that of the longest one; None if no run finished with this metric.
+
+    A run that stopped early holds its last value, and its time.
+    """
+    traces = [trace for trace in group.finished if np.isfinite(trace.column(metric)).any()]
+    if not traces:
+        return None
+    grid = st.thinned(max((_points(trace, metric)[0] for trace in traces), key=lambda steps: steps[-1]), MOST_POINTS)
+    points = [_points(trace, metric) for trace in traces]
+    values = np.array([st.on_grid(steps, values, grid) for steps, _, values in points])
+    seconds = np.array([st.on_grid(steps, seconds, grid) for steps, seconds, _ in points])
+    return MeanCurve(grid, st.band(seconds)[0], *st.band(values))
+
+
+def diverged_curves(group: Group, metric: str) -> Iterator[MeanCurve]:
+    """Each run that diverged, up to there."""
+    for trace in group.diverged:
+        steps, seconds, values = _points(trace, metric)
+        if steps.size:
+            keep = np.searchsorted(steps, st.thinned(steps, MOST_POINTS))
+            nothing = np.full(keep.size, np.nan)
+            yield MeanCurve(steps[keep], seconds[keep], values[keep], nothing, nothing)
+
+
+def _points(trace: Trace, metric: str) -> tuple[st.Floats, st.Floats, st.Floats]:
+    """Steps, seconds and finite values of one run."""
+    values = trace.column(metric)
+    known = np.isfinite(values)
+    return trace.column("step")[known], trace.column("seconds")[known], values[known]
+
+
+def logarithmic(task: Comparison, metric: str) -> bool:
+    """Whether the metric can be drawn on a logarithmic axis: all of it is positive."""
+    columns = (trace.column(metric) for group in task.groups for trace in group.traces)
+    return all(bool((column[np.isfinite(column)] > 0).all()) for column in columns)
+
+
+def value_range(task: Comparison, metric: str) -> tuple[float, float] | None:
+    """What an axis should show: means and references with room for their bands, not all that diverged or spread.
+
+    None if no run finished.
+    """
+    curves = [curve for group in task.groups if (curve := mean_curve(group, metric))]
+    if not curves:
+        return None
+    middle = np.concatenate([*(c.mean for c in curves), [value.mean for value in task.references(metric).values()]])
+    ends = np.concatenate([middle, *(np.concatenate([c.low, c.high]) for c in curves)])
+    low, high = float(np.nanmin(ends)), float(np.nanmax(ends))
+    if logarithmic(task, metric):
+        return max(low, np.nanmin(middle) / BAND_ROOM) / 1.1, min(high, np.nanmax(middle) * BAND_ROOM) * 1.1
+    return low - (high - low) / 20, high + (high - low) / 20
+
+
+@dataclass(frozen=True)
+class Picture:
+    """What a network has learned, beside the truth: rows along x, columns along t."""
+
+    label: str
+    seed: int
+    x: st.Floats
+    t: st.Floats
+    exact: st.Floats
+    predicted: st.Floats
+
+    @property
+    def error(self) -> st.Floats:
+        """Predicted less exact."""
+        return self.predicted - self.exact
+
+
+def pictures(task: Comparison) -> list[Picture]:
+    """Of the base and of the method that ends best, on the first seed that both have; raises ``DamagedRun``."""
+    drawn = {group.variant: group for group in task.groups if not group.bracket and _drawn(group)}
+    if not drawn:
+        return []
+    best = min(drawn.values(), key=lambda group: group.final(task.metric).mean)
+    shown = list({group.variant: group for group in (drawn.get(BASE, best), best)}.values())
+    shared = set.intersection(*({trace.run.seed for trace in _drawn(group)} for group in shown))
+    return [_picture(group, min(shared, default=_drawn(group)[0].run.seed)) for group in shown]
+
+
+def _drawn(group: Group) -> list[Trace]:
+    """The runs that have a picture, without reading it."""
+    return [trace for trace in group.finished if (trace.run.folder / PICTURES).exists()]
+
+
+def _picture(group: Group, seed: int) -> Picture:
+    run = next(trace.run for trace in _drawn(group) if trace.run.seed == seed)
+    arrays = run.pictures
+    if missing := [name for name in ("x", "t", "exact", "predicted") if name not in arrays]:
+        raise DamagedRun(f"{run.folder / PICTURES}: no {', '.join(missing)} in it")
+    x, t = arrays["x"].ravel(), arrays["t"].ravel()
+    exact, predicted = arrays["exact"], arrays["predicted"]
+    if not exact.shape == predicted.shape == (x.size, t.size):
+        raise DamagedRun(f"{run.folder / PICTURES}: pictures are not of {x.size} by {t.size} points")
+    return Picture(group.label, seed, x, t, exact, predicted)

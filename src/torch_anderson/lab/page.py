@@ -1,0 +1,212 @@
+"""What the page shows, made ready for its template: tables of text, and numbers for the interactive figures."""
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from math import isfinite
+from typing import Any
+
+import numpy as np
+
+from .claims import Curve, Verdict
+from .comparison import BUDGETS, Comparison, Group
+from .curves import MeanCurve, Picture, diverged_curves, logarithmic, mean_curve, styles
+from .figures import AXES, curve_styles
+from .tables import acceptance_table, comparison_table, paired_table
+
+DIGITS = 4
+"""Significant ones of a number in a figure: more than can be seen."""
+MOST_PIXELS = 101
+"""Along a side of a picture."""
+BETTER, WORSE = "better", "worse"
+
+
+@dataclass(frozen=True)
+class Cell:
+    """A text in a table, and what it means, if it means something: better or worse."""
+
+    text: str
+    meaning: str = ""
+
+
+@dataclass(frozen=True)
+class Table:
+    """A table to read."""
+
+    headers: Sequence[str]
+    rows: Sequence[Sequence[Cell]]
+
+    def markdown(self) -> str:
+        """The same for a document."""
+        lines = [self.headers, ["---"] + ["--:"] * (len(self.headers) - 1)]
+        lines += [[cell.text for cell in row] for row in self.rows]
+        return "\n".join("| " + " | ".join(text.replace("|", "\\|") for text in line) + " |" for line in lines)
+
+
+def number(value: float | None) -> str:
+    """Three digits; a dash for what there is not.
+
+    >>> number(0.0035219), number(123.4), number(2.0e-14), number(None)
+    ('0.00352', '123', '2.00e-14', '–')
+    """
+    if value is None or not isfinite(value):
+        return "–"
+    if value and not 1e-4 <= abs(value) < 1e5:
+        return f"{value:.2e}"
+    return f"{value:#.3g}".rstrip(".") if abs(value) < 1000 else f"{value:.0f}"
+
+
+def plus_minus(row: Mapping[str, Any], name: str) -> Cell:
+    """A mean with half its confidence interval, in the same decimals.
+
+    >>> plus_minus({"mse": 0.0035219, "mse_low": 0.0031, "mse_high": 0.0039}, "mse").text
+    '0.00352 ± 0.00040'
+    """
+    mean, half = number(row[name]), (row[f"{name}_high"] - row[f"{name}_low"]) / 2
+    if not isfinite(half):
+        return Cell(mean)
+    decimals = len(mean.partition(".")[2])
+    return Cell(f"{mean} ± {number(half) if 'e' in mean else f'{half:.{decimals}f}'}")
+
+
+def bracketed(row: Mapping[str, Any], name: str, neutral: float) -> Cell:
+    """An estimate with its interval, and whether that lies on one side of neutral."""
+    low, high = row[f"{name}_low"], row[f"{name}_high"]
+    meaning = BETTER if high < neutral else WORSE if low > neutral else ""
+    return Cell(number(row[name]) + (f" [{number(low)}, {number(high)}]" if isfinite(low) else ""), meaning)
+
+
+def comparison_text(task: Comparison) -> Table:
+    """Method by method: seeds, metrics, time."""
+    further = {name: label for name, label in task.metrics.items() if name != task.metric}
+    headers = [
+        "method",
+        "seeds",
+        f"final {task.metrics[task.metric]}",
+        "best",
+        "time / base",
+        "seconds",
+        "learning rate",
+    ]
+    by_method = comparison_table(task).groupby("method", sort=False)
+    rows = [_comparison_row(task, lines.to_dict("records"), further) for _, lines in by_method]
+    return Table([*headers, *(f"final {label}" for label in further.values())], rows)
+
+
+def _comparison_row(task: Comparison, lines: Sequence[Mapping[str, Any]], further: Iterable[str]) -> list[Cell]:
+    by_metric = {line["metric"]: line for line in lines}
+    first = lines[0]
+    main = by_metric.get(task.metric)
+    row = [Cell(first["label"]), Cell(_seeds(task, first["method"]))]
+    row += [plus_minus(main, name) if main else Cell("–") for name in ("final", "best")]
+    row += [plus_minus(first, "time_ratio"), plus_minus(first, "seconds"), Cell(_rate(task, first["method"]))]
+    return row + [plus_minus(by_metric[name], "final") if name in by_metric else Cell("–") for name in further]
+
+
+def _group(task: Comparison, variant: str) -> Group | None:
+    return next((group for group in task.groups if group.variant == variant), None)
+
+
+def _seeds(task: Comparison, variant: str) -> str:
+    group = _group(task, variant)
+    if group is None:
+        return "not trained"
+    total = f"{len(group.seeds)} of {len(task.seeds)}" if not group.bracket else str(len(group.seeds))
+    return f"{total} ({group.remark})" if group.remark else total
+
+
+def _rate(task: Comparison, variant: str) -> str:
+    group = _group(task, variant)
+    return " ".join(sorted({number(t.run.summary["learning_rate"]) for t in group.traces})) if group else "–"
+
+
+def paired_text(task: Comparison) -> Table:
+    """Method by method against the base, at equal gradient evaluations and at equal wall time."""
+    headers = ["method", "against"]
+    for name in BUDGETS.values():
+        headers += [f"ratio at equal {name}", "better : worse", "p"]
+    frame = paired_table(task)
+    rows = []
+    for _, lines in frame[frame["metric"] == task.metric].groupby("method", sort=False) if len(frame) else ():
+        records = lines.to_dict("records")
+        row = [Cell(records[0]["label"]), Cell(records[0]["against"])]
+        for record in records:
+            row += [_estimate(record), Cell(f"{record['better']} : {record['worse']}"), Cell(number(record["p_value"]))]
+        rows.append(row)
+    return Table(headers, rows)
+
+
+def _estimate(record: Mapping[str, Any]) -> Cell:
+    if record["kind"] == "ratio":
+        return bracketed(record, "estimate", 1.0)
+    cell = bracketed(record, "estimate", 0.0)
+    return Cell(f"difference {cell.text}", cell.meaning)
+
+
+def acceptance_text(task: Comparison) -> Table:
+    """What became of the accelerations, a run."""
+    frame = acceptance_table(task)
+    columns = [name for name in frame.columns if name not in ("task", "method", "label")]
+    rows = [[Cell(row["label"]), *(Cell(f"{row[name]:.1f}" if isfinite(row[name]) else "–") for name in columns)]
+            for row in frame.to_dict("records")]  # fmt: skip
+    return Table(["method", *(name.replace("_", " ") for name in columns)], rows)
+
+
+def rounded(values: Iterable[float]) -> list[float | None]:
+    """Short numbers for the page; null for what is not finite."""
+    return [float(f"{value:.{DIGITS}g}") if isfinite(value) else None for value in map(float, values)]
+
+
+def figure_data(task: Comparison) -> dict[str, Any]:
+    """All that the page's script needs to draw the figures of a task."""
+    looks = styles(task)
+    groups = [
+        {"variant": group.variant, "kind": group.kind, "colour": looks[group.variant].colour}
+        | {"label": group.label, "remark": group.remark, "dash": looks[group.variant].dash}
+        for group in task.groups
+    ]
+    return {"groups": groups, "axes": AXES, "metrics": {name: _metric_data(task, name) for name in task.metrics}}
+
+
+def _metric_data(task: Comparison, metric: str) -> dict[str, Any]:
+    return {
+        "label": task.metrics[metric],
+        "log": logarithmic(task, metric),
+        "references": {name: value.mean for name, value in task.references(metric).items()},
+        "curves": {group.variant: _curves(group, metric) for group in task.groups},
+    }
+
+
+def _curves(group: Group, metric: str) -> dict[str, Any]:
+    mean = mean_curve(group, metric)
+    return {"mean": mean and _curve(mean), "diverged": [_curve(curve) for curve in diverged_curves(group, metric)]}
+
+
+def _curve(curve: MeanCurve) -> dict[str, Any]:
+    numbers = {"step": curve.steps, "seconds": curve.seconds, "mean": curve.mean}
+    if np.isfinite(curve.low).any():
+        numbers |= {"low": curve.low, "high": curve.high}
+    return {name: rounded(values) for name, values in numbers.items()}
+
+
+def claim_data(curve: Curve) -> dict[str, Any]:
+    """The figure behind a claim."""
+    series = [
+        {"name": name, "x": rounded(x), "y": rounded(y), "colour": style.colour, "dash": style.dash}
+        for (name, (x, y)), style in zip(curve.series.items(), curve_styles(curve), strict=True)
+    ]
+    labels = {"title": curve.title, "xLabel": curve.x_label, "yLabel": curve.y_label}
+    return labels | {"logX": curve.log_x, "logY": curve.log_y, "series": series}
+
+
+def picture_data(picture: Picture) -> dict[str, Any]:
+    """A picture with as many points as a page needs."""
+    rows, columns = (max(1, -(-size // MOST_PIXELS)) for size in picture.exact.shape)
+    fields = {"exact": picture.exact, "predicted": picture.predicted, "error": picture.error}
+    small = {name: [rounded(line) for line in values[::rows, ::columns]] for name, values in fields.items()}
+    return small | {"x": rounded(picture.x[::rows]), "t": rounded(picture.t[::columns]), "label": picture.label}
+
+
+def claims_text(verdicts: Iterable[Verdict]) -> Table:
+    """Claim by claim."""
+    rows = [[Cell(f"{v.name} ({v.source})"), Cell(v.claim), Cell(v.verdict), Cell(v.numbers)] for v in verdicts]
+    return Table(["claim", "what the paper says", "verdict", "numbers"], rows)

@@ -1,0 +1,195 @@
+"""The report on a folder of results: a page to read offline, figures for papers, tables for machines and documents."""
+
+import json
+import re
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import Any
+
+import jinja2
+import pandas as pd
+from plotly.offline import get_plotlyjs
+
+from . import figures, page, tables
+from .claims import Verdict, verdicts
+from .comparison import BUDGETS, Comparison, collect
+from .curves import Picture, pictures
+from .provenance import header, incomplete
+from .results import CONFIG, DamagedRun, Run, load_runs, write_bytes
+from .tasks import TASKS
+
+AXIS_NAMES = {"step": "steps", "seconds": "time"}
+"""In the names of figures."""
+
+
+class NothingToReport(ValueError):
+    """There is no completed run."""
+
+
+@dataclass(frozen=True)
+class ReportPaths:
+    """What a report consists of."""
+
+    html: Path
+    figures: list[Path]
+    tables: list[Path]
+
+
+@dataclass(frozen=True)
+class Evidence:
+    """All that a report is made from."""
+
+    results: Path
+    tasks: list[Comparison]
+    verdicts: list[Verdict]
+    pictures: dict[str, list[Picture]]
+    """By task."""
+    problems: list[str]
+    """What could not be read."""
+
+
+def build_report(results: Path, out: Path | None = None) -> ReportPaths:
+    """Write report.html, tables and figures/ on all completed runs below a folder, into that folder or another one.
+
+    Raises ``NothingToReport``, and ``OSError`` where it cannot write.
+    """
+    out = out or results
+    evidence = gather(results)
+    (out / "figures").mkdir(parents=True, exist_ok=True)
+    written_tables = list(write_tables(evidence, out))
+    html = out / "report.html"
+    write_bytes(html, render(evidence).encode())
+    return ReportPaths(html, list(write_figures(evidence, out / "figures")), written_tables)
+
+
+def gather(results: Path) -> Evidence:
+    """Read a folder; what is damaged is named and left out."""
+    runs, problems = load_runs(results)
+    tasks, more = collect(runs)
+    problems += more
+    if not tasks:
+        raise NothingToReport("\n".join([f"No completed run below {results}: see `torch-anderson run`.", *problems]))
+    drawn = {}
+    for task in tasks:
+        try:
+            drawn[task.task] = pictures(task)
+        except DamagedRun as problem:
+            problems.append(str(problem))
+    judged, unjudged = judgeable(trace.run for task in tasks for group in task.groups for trace in group.traces)
+    return Evidence(results, tasks, verdicts(judged), drawn, problems + unjudged)
+
+
+def judgeable(runs: Iterable[Run]) -> tuple[list[Run], list[str]]:
+    """The runs of our tasks with all their settings: claims are about settings. And a message for each other one."""
+    complete, problems = [], []
+    for run in runs:
+        wanted = [field.name for field in fields(TASKS[run.task])] if run.task in TASKS else []
+        if lacking := [name for name in wanted if name not in run.config["settings"]]:
+            names = ", ".join(lacking)
+            problems.append(f"{run.folder / CONFIG}: no setting {names}; shown below, but no claim is judged by it")
+        elif wanted:
+            complete.append(run)
+    return complete, problems
+
+
+# Tables
+
+
+def write_tables(evidence: Evidence, out: Path) -> Iterator[Path]:
+    """comparison, paired, acceptance and claims: numbers as .csv, text as .md."""
+    for name, frame, text in (
+        ("comparison", tables.comparison_table, page.comparison_text),
+        ("paired", tables.paired_table, page.paired_text),
+        ("acceptance", tables.acceptance_table, page.acceptance_text),
+    ):
+        numbers = pd.concat([frame(task) for task in evidence.tasks])
+        parts = [(task.title, text(task)) for task in evidence.tasks]
+        words = "\n".join(f"### {title}\n\n{table.markdown()}\n" for title, table in parts if table.rows)
+        yield from _write_table(out, name, numbers, words)
+    claims = page.claims_text(evidence.verdicts)
+    yield from _write_table(out, "claims", tables.claims_table(evidence.verdicts), claims.markdown() + "\n")
+
+
+def _write_table(out: Path, name: str, frame: pd.DataFrame, text: str) -> Iterator[Path]:
+    for path, content in ((out / f"{name}.csv", frame.to_csv(index=False)), (out / f"{name}.md", text)):
+        write_bytes(path, content.encode())
+        yield path
+
+
+# Figures
+
+
+def write_figures(evidence: Evidence, folder: Path) -> Iterator[Path]:
+    """Every metric of every task against steps and time; solutions; what belongs to claims."""
+    for task in evidence.tasks:
+        for metric in task.metrics:
+            for budget in BUDGETS:
+                figure = figures.draw_metric(task, metric, budget)
+                yield from figures.save(figure, folder, f"{task.task}-{file_name(metric)}-{AXIS_NAMES[budget]}")
+        if drawn := evidence.pictures.get(task.task):
+            yield from figures.save(figures.draw_pictures(task.title, drawn), folder, f"{task.task}-solution")
+    for verdict in evidence.verdicts:
+        if verdict.figure:
+            yield from figures.save(figures.draw_curve(verdict.figure), folder, f"claim-{file_name(verdict.name)}")
+
+
+def file_name(text: str) -> str:
+    """Letters, digits and dashes alone.
+
+    >>> file_name("burgers2d: larger p & q")
+    'burgers2d-larger-p-q'
+    """
+    return re.sub(r"[^A-Za-z0-9_]+", "-", text).strip("-")
+
+
+# The page
+
+
+def render(evidence: Evidence) -> str:
+    """The page, with its styles, script, numbers and plotly inside."""
+    environment = jinja2.Environment(
+        loader=jinja2.PackageLoader("torch_anderson.lab"), autoescape=True, trim_blocks=True, lstrip_blocks=True,
+        undefined=jinja2.StrictUndefined,
+    )  # fmt: skip
+    return environment.get_template("report.html.j2").render(
+        head=header(evidence.tasks),
+        problems=evidence.problems,
+        incomplete=incomplete(evidence.results, evidence.tasks),
+        tasks=[task_section(evidence, task) for task in evidence.tasks],
+        verdicts=evidence.verdicts,
+        outcomes=Counter(verdict.verdict for verdict in evidence.verdicts),
+        data=embedded(figure_data(evidence)),
+        plotly=get_plotlyjs(),
+    )
+
+
+def task_section(evidence: Evidence, task: Comparison) -> dict[str, Any]:
+    """What the template needs for one task."""
+    return {
+        "name": task.task,
+        "title": task.title,
+        "metric": task.metrics[task.metric],
+        "metrics": task.metrics,
+        "single": [group.label for group in task.groups if len(group.traces) == 1],
+        "diverged": [f"{group.label}: {group.remark}" for group in task.groups if group.diverged],
+        "comparison": page.comparison_text(task),
+        "paired": page.paired_text(task),
+        "acceptance": page.acceptance_text(task),
+        "pictures": evidence.pictures.get(task.task, []),
+    }
+
+
+def figure_data(evidence: Evidence) -> dict[str, Any]:
+    """The numbers behind all interactive figures."""
+    return {
+        "tasks": {task.task: page.figure_data(task) for task in evidence.tasks},
+        "pictures": {name: [page.picture_data(p) for p in drawn] for name, drawn in evidence.pictures.items()},
+        "claims": {v.name: page.claim_data(v.figure) for v in evidence.verdicts if v.figure},
+    }
+
+
+def embedded(data: Mapping[str, Any]) -> str:
+    """JSON that can stand inside a script element."""
+    return json.dumps(data, separators=(",", ":"), allow_nan=False).replace("<", "\\u003c")

@@ -1,0 +1,93 @@
+"""The tables of a report, as data frames: numbers in their columns, one row a method and metric."""
+
+from collections.abc import Iterable
+from typing import Any
+
+import pandas as pd
+
+from . import statistics as st
+from .claims import Verdict
+from .comparison import BUDGETS, Comparison, Group
+
+CAUSES = ("attempted", "accepted", "rejected_", "skipped_", "averag", "restarts", "extra_evaluations")
+"""Counters of the acceleration that are shown, by how their names begin."""
+Row = dict[str, Any]
+
+
+def comparison_table(task: Comparison) -> pd.DataFrame:
+    """Final and best metrics of each method and reference, with confidence intervals, and the time they took."""
+    rows = [_method_row(task, group, metric) for group in task.groups for metric in task.metrics]
+    for metric in task.metrics:
+        for name, value in task.references(metric).items():
+            rows.append({"task": task.task, "method": name, "label": name, "metric": metric} | _numbers("final", value))
+    return pd.DataFrame(rows)
+
+
+def _method_row(task: Comparison, group: Group, metric: str) -> Row:
+    missing = [seed for seed in task.seeds if seed not in group.seeds]
+    row: Row = {"task": task.task, "method": group.variant, "label": group.label, "metric": metric}
+    row |= {"seeds": len(group.traces), "diverged": len(group.diverged), "missing": " ".join(map(str, missing))}
+    row |= _numbers("final", group.final(metric)) | _numbers("best", group.best(metric))
+    row |= _numbers("seconds", st.interval([trace.end("seconds") for trace in group.finished]))
+    return row | _numbers("time_ratio", time_ratio(task, group))
+
+
+def _numbers(name: str, value: st.Interval) -> Row:
+    return {name: value.mean, f"{name}_low": value.low, f"{name}_high": value.high}
+
+
+def time_ratio(task: Comparison, group: Group) -> st.Interval:
+    """Seconds of whole runs over the base's, seed by seed; 1 for the base itself."""
+    base = task.base_of(group) or group
+    others = {trace.run.seed: trace.end("seconds") for trace in base.finished}
+    shared = [trace for trace in group.finished if others.get(trace.run.seed, 0) > 0]
+    if base is group and group.method != "base":
+        return st.interval([])
+    return st.geometric_interval([trace.end("seconds") / others[trace.run.seed] for trace in shared])
+
+
+def paired_table(task: Comparison) -> pd.DataFrame:
+    """Each method against its base, seed by seed, at equal gradient evaluations and at equal wall time.
+
+    Equal means: when the first of the two had ended. Of both, the last evaluation until then counts.
+    """
+    rows = []
+    for group in task.groups:
+        if base := task.base_of(group):
+            rows += [_paired_row(task, group, base, metric, budget) for metric in task.metrics for budget in BUDGETS]
+    return pd.DataFrame(rows)
+
+
+def _paired_row(task: Comparison, group: Group, base: Group, metric: str, budget: str) -> Row:
+    others = {trace.run.seed: trace for trace in base.traces}
+    values = []
+    for trace in group.traces:
+        if other := others.get(trace.run.seed):
+            limit = min(trace.end(budget), other.end(budget))
+            if trace.run.diverged or other.run.diverged:
+                limit = float("inf")
+            values.append((trace.value(metric, budget, limit), other.value(metric, budget, limit)))
+    result = st.paired([ours for ours, _ in values], [theirs for _, theirs in values])
+    row: Row = {"task": task.task, "method": group.variant, "label": group.label, "metric": metric}
+    row |= {"against": base.variant, "equal": BUDGETS[budget], "pairs": result.estimate.count}
+    row |= {"kind": "ratio" if result.is_ratio else "difference"} | _numbers("estimate", result.estimate)
+    return row | {"better": result.better, "worse": result.worse, "p_value": result.p_value}
+
+
+def acceptance_table(task: Comparison) -> pd.DataFrame:
+    """What became of the accelerations: counts a run, mean over the seeds. Causes that never occurred are left out."""
+    rows = []
+    for group in task.groups:
+        stats = pd.DataFrame([trace.run.summary["stats"] for trace in group.traces])
+        counts = stats[[name for name in stats if name.startswith(CAUSES)]].apply(pd.to_numeric, errors="coerce").mean()
+        if counts.get("attempted") is not None or counts.any():
+            rows.append({"task": task.task, "method": group.variant, "label": group.label} | counts.to_dict())
+    table = pd.DataFrame(rows)
+    idle = [name for name in table.columns[3:] if name not in ("attempted", "accepted") and not table[name].any()]
+    return table.drop(columns=idle)
+
+
+def claims_table(verdicts: Iterable[Verdict]) -> pd.DataFrame:
+    """The claims with their verdicts, without the figures."""
+    columns = ["name", "source", "claim", "verdict", "numbers"]
+    return pd.DataFrame([{name: getattr(verdict, name) for name in columns} for verdict in verdicts], columns=columns)

@@ -1,0 +1,215 @@
+"use strict";
+// Draws the figures from the numbers in #data, and switches methods and metrics.
+
+const DATA = JSON.parse(document.getElementById("data").textContent);
+const CONFIG = { responsive: true, displaylogo: false, showSendToCloud: false, modeBarButtonsToRemove: ["select2d", "lasso2d", "autoScale2d"] };
+const DASHES = { solid: "", dash: "7 4", dot: "2 4", dashdot: "8 4 2 4" };
+const REFERENCE_DASHES = ["dot", "dash", "dashdot"];
+const KINDS = { paper: "the paper's", control: "controls", ours: "our defaults", peer: "peers", variant: "other settings" };
+
+const css = (name) => getComputedStyle(document.documentElement).getPropertyValue(name).trim();
+const faded = (colour) => colour + "2e";
+
+function layout(options) {
+  const axis = { gridcolor: css("--line"), zeroline: false, automargin: true, exponentformat: "power", minexponent: 5 };
+  return {
+    font: { family: "system-ui, 'Segoe UI', Arial, sans-serif", size: 14, color: css("--text") },
+    paper_bgcolor: "rgba(0,0,0,0)", plot_bgcolor: "rgba(0,0,0,0)",
+    margin: { l: 64, r: 14, t: 30, b: 52 }, hovermode: "closest", showlegend: false,
+    hoverlabel: { font: { size: 14 } }, modebar: { bgcolor: "rgba(0,0,0,0)", color: css("--soft") },
+    ...options, xaxis: { ...axis, ...options.xaxis }, yaxis: { ...axis, ...options.yaxis },
+  };
+}
+
+function logAxis(values) {
+  const known = values.filter((value) => value > 0);
+  const decades = Math.log10(Math.max(...known) / Math.min(...known));
+  return { type: "log", dtick: decades > 1.5 ? Math.ceil(decades / 8) : "D2" };
+}
+
+// The curves of a task
+
+function bandTrace(group, curve, x) {
+  const inside = curve.mean.map((_, i) => i).filter((i) => curve.low[i] !== null && x[i] !== null);
+  const there = (values) => inside.map((i) => values[i]);
+  return {
+    x: there(x).concat(there(x).reverse()), y: there(curve.high).concat(there(curve.low).reverse()),
+    fill: "toself", fillcolor: faded(group.colour), line: { width: 0 }, mode: "lines", hoverinfo: "skip", meta: group.variant,
+  };
+}
+
+function meanTrace(group, curve, x) {
+  const ends = curve.low ? "<br>95 % interval %{customdata[0]:.3g} to %{customdata[1]:.3g}" : "";
+  return {
+    x, y: curve.mean, name: group.label, mode: "lines", line: { color: group.colour, dash: group.dash, width: 2 }, meta: group.variant,
+    customdata: curve.low ? curve.low.map((low, i) => [low, curve.high[i]]) : null,
+    hovertemplate: `<b>${escaped(group.label)}</b><br>%{y:.4g} at %{x:.4g}${ends}<extra></extra>`,
+  };
+}
+
+function divergedTrace(group, curve, x) {
+  return {
+    x, y: curve.mean, mode: "lines+markers", meta: group.variant, opacity: 0.8, line: { color: group.colour, dash: group.dash, width: 1 },
+    marker: { color: group.colour, symbol: "x", size: x.map((_, i) => (i === x.length - 1 ? 9 : 0)) },
+    hovertemplate: `<b>${escaped(group.label)}</b>, diverged<br>%{y:.4g} at %{x:.4g}<extra></extra>`,
+  };
+}
+
+function groupTraces(group, curves, budget) {
+  const traces = curves.diverged.map((curve) => divergedTrace(group, curve, curve[budget]));
+  if (!curves.mean) return traces;
+  const x = curves.mean[budget];
+  if (curves.mean.low) traces.push(bandTrace(group, curves.mean, x));
+  return traces.concat(meanTrace(group, curves.mean, x));
+}
+
+function referenceTraces(metric, budget, shown) {
+  const ends = shown.flatMap((group) => metric.curves[group.variant].mean?.[budget] ?? []);
+  const x = [Math.min(...ends), Math.max(...ends)];
+  return Object.entries(ends.length ? metric.references : {}).map(([name, value], i) => ({
+    x, y: [value, value], name, mode: "lines", line: { color: css("--text"), width: 1.2, dash: REFERENCE_DASHES[i % 3] },
+    hovertemplate: `<b>${escaped(name)}</b><br>%{y:.4g}<extra></extra>`,
+  }));
+}
+
+const shownValues = (metric, shown, name) => shown.flatMap((group) => metric.curves[group.variant].mean?.[name] ?? []).filter((value) => value !== null);
+
+// Means and references with room for their bands: neither a wide band nor what diverged takes up the figure.
+function logRange(metric, shown, values) {
+  const low = Math.min(...values, ...shownValues(metric, shown, "low"));
+  const high = Math.max(...values, ...shownValues(metric, shown, "high"));
+  return [Math.max(low, Math.min(...values) / 3) / 1.1, Math.min(high, Math.max(...values) * 3) * 1.1].map(Math.log10);
+}
+
+const escaped = (text) => text.replace(/&/g, "&amp;").replace(/</g, "&lt;");
+
+function drawTask(state) {
+  const metric = state.data.metrics[state.metric];
+  const shown = state.data.groups.filter((group) => !state.hidden.has(group.variant));
+  const values = shownValues(metric, shown, "mean").concat(Object.values(metric.references));
+  const range = metric.log && values.length ? logRange(metric, shown, values) : undefined;
+  for (const plot of state.plots) {
+    const budget = plot.dataset.budget;
+    const traces = shown.flatMap((group) => groupTraces(group, metric.curves[group.variant], budget));
+    const yaxis = { title: { text: metric.label }, ...(metric.log && values.length ? logAxis(values) : {}), ...(range ? { range } : {}) };
+    const options = layout({ xaxis: { title: { text: state.data.axes[budget] }, rangemode: "tozero" }, yaxis });
+    Plotly.react(plot, traces.concat(referenceTraces(metric, budget, shown)), options, CONFIG);
+  }
+  for (const button of state.buttons) button.setAttribute("aria-pressed", String(!state.hidden.has(button.dataset.variant)));
+  drawReferenceLegend(state, metric);
+}
+
+// Legend: a click switches a method off or on in both figures, a double click leaves it alone
+
+function swatch(colour, dash) {
+  return `<svg width="30" height="10" aria-hidden="true"><line x1="1" y1="5" x2="29" y2="5" stroke="${colour}" stroke-width="3" stroke-dasharray="${DASHES[dash]}"/></svg>`;
+}
+
+function legendButton(state, group) {
+  const button = document.createElement("button");
+  button.type = "button";
+  button.dataset.variant = group.variant;
+  button.innerHTML = swatch(group.colour, group.dash);
+  button.append(group.label + (group.remark ? ` (${group.remark})` : ""));
+  button.addEventListener("click", () => {
+    if (!state.hidden.delete(group.variant)) state.hidden.add(group.variant);
+    drawTask(state);
+  });
+  button.addEventListener("dblclick", () => show(state, (other) => other === group));
+  return button;
+}
+
+function drawReferenceLegend(state, metric) {
+  state.legend.querySelectorAll(".reference").forEach((item) => item.remove());
+  Object.keys(metric.references).forEach((name, i) => {
+    const item = document.createElement("span");
+    item.className = "reference";
+    item.innerHTML = swatch("currentColor", REFERENCE_DASHES[i % 3]);
+    item.append(name);
+    state.legend.append(item);
+  });
+}
+
+function show(state, wanted) {
+  state.hidden = new Set(state.data.groups.filter((group) => !wanted(group)).map((group) => group.variant));
+  drawTask(state);
+}
+
+function presetButtons(state) {
+  const kinds = Object.keys(KINDS).filter((kind) => state.data.groups.some((group) => group.kind === kind));
+  const presets = kinds.map((kind) => [KINDS[kind], (group) => group.kind === kind || group.variant === "base"]);
+  return [...(kinds.length > 1 ? presets : []), ["all", () => true], ["none", () => false]].map(([label, wanted]) => {
+    const button = document.createElement("button");
+    button.type = "button";
+    button.textContent = label;
+    button.addEventListener("click", () => show(state, wanted));
+    return button;
+  });
+}
+
+function startTask(section) {
+  const data = DATA.tasks[section.dataset.task];
+  const select = section.querySelector(".metric");
+  const legend = section.querySelector(".legend");
+  const state = { data, legend, metric: select.value, hidden: new Set(), plots: section.querySelectorAll(".plots .plot") };
+  state.buttons = data.groups.map((group) => legendButton(state, group));
+  legend.append(...state.buttons);
+  section.querySelector(".presets").append(...presetButtons(state));
+  select.addEventListener("change", () => { state.metric = select.value; drawTask(state); });
+  const crowded = data.groups.length > 6 && data.groups.some((group) => group.kind === "paper");
+  show(state, (group) => !crowded || group.kind === "paper" || group.variant === "average");
+  return () => drawTask(state);
+}
+
+// Solutions, and the figures behind the claims
+
+function drawPictures(section) {
+  const box = section.querySelector(".pictures");
+  if (!box) return;
+  box.replaceChildren();
+  for (const picture of DATA.pictures[section.dataset.task]) {
+    const largest = (rows) => Math.max(...rows.flat().map(Math.abs));
+    const size = largest(picture.exact);
+    const fields = [["exact", "exact", size], ["predicted", picture.label, size], ["error", "error", largest(picture.error)]];
+    for (const [name, title, limit] of fields) drawHeatmap(box, picture, name, title, limit);
+  }
+}
+
+function drawHeatmap(box, picture, name, title, limit) {
+  const figure = document.createElement("figure");
+  const plot = document.createElement("div");
+  plot.className = "picture";
+  figure.append(plot);
+  box.append(figure);
+  const colorscale = name === "error" ? "Picnic" : "RdBu";
+  const trace = {
+    type: "heatmap", x: picture.t, y: picture.x, z: picture[name], zmin: -limit, zmax: limit, colorscale, zsmooth: "best",
+    colorbar: { thickness: 10, outlinewidth: 0, exponentformat: "power" }, hovertemplate: "t %{x}, x %{y}: %{z:.3g}<extra></extra>",
+  };
+  const options = { title: { text: escaped(title), font: { size: 15 } }, margin: { l: 50, r: 10, t: 36, b: 46 }, xaxis: { title: { text: "t" } }, yaxis: { title: { text: "x" } } };
+  Plotly.newPlot(plot, [trace], layout(options), { ...CONFIG, displayModeBar: false });
+}
+
+function drawClaim(plot) {
+  const claim = DATA.claims[plot.dataset.claim];
+  const traces = claim.series.map((series) => ({
+    x: series.x, y: series.y, name: escaped(series.name), mode: series.x.length > 20 ? "lines" : "lines+markers",
+    line: { color: series.colour, dash: series.dash, width: 2 },
+  }));
+  const values = (name) => claim.series.flatMap((series) => series[name]);
+  const axis = (label, log, name) => ({ title: { text: escaped(label) }, ...(log ? logAxis(values(name)) : {}) });
+  const options = {
+    title: { text: escaped(claim.title), font: { size: 15 } }, showlegend: claim.series.length > 1, legend: { orientation: "h", y: -0.3, yanchor: "top" },
+    margin: { l: 60, r: 14, t: 40, b: 50 }, xaxis: axis(claim.xLabel, claim.logX, "x"), yaxis: axis(claim.yLabel, claim.logY, "y"),
+  };
+  Plotly.react(plot, traces, layout(options), CONFIG);
+}
+
+const sections = [...document.querySelectorAll("section.task")];
+const redraw = sections.map(startTask);
+function drawRest() {
+  sections.forEach(drawPictures);
+  document.querySelectorAll(".plot.claim").forEach(drawClaim);
+}
+drawRest();
+matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => { redraw.forEach((draw) => draw()); drawRest(); });
