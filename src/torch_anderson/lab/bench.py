@@ -16,6 +16,7 @@ from .report import build_report
 from .results import CONFIG, read_json, run_folder, write_json
 from .runner import Spec, one_thread, run
 from .sweep import sweep
+from .task import Metrics
 
 COLUMNS = ["what", "measured", "wanted"]
 OVERHEAD_SPECS = {
@@ -48,9 +49,9 @@ def overhead(spec: Spec, folder: Path, repeats: int) -> float:
     return median(ratios)
 
 
-def bare_loop(spec: Spec) -> None:
+def bare_loop(spec: Spec) -> Metrics:
     """What somebody would write who wants no record of it: train, and evaluate as often as the run does."""
-    task = spec.resolve()
+    task, metrics = spec.resolve(), {}
     with one_thread(), torch.random.fork_rng(devices=[]):
         torch.manual_seed(spec.seed)
         problem = task.start(spec.seed)
@@ -63,7 +64,8 @@ def bare_loop(spec: Spec) -> None:
             schedule.step()
             if (step + 1) % task.evaluate_every == 0:
                 with torch.no_grad():
-                    problem.evaluate()
+                    metrics = problem.evaluate()
+    return metrics
 
 
 def processor_seconds(function: Callable[[], object]) -> float:

@@ -4,7 +4,8 @@ Modules that take a while to import are imported where they are used, so that ``
 """
 
 import signal
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
@@ -123,7 +124,7 @@ class Compare(Runs):
         specs = self.specs(kinds=[])
         code = self.make(console, specs)
         if code in (OK, SOME_FAILED) and not self.dry_run:
-            show_comparison(console, self.folder, [spec.task for spec in specs])
+            show_comparison(console, self.folder, {spec.task for spec in specs})
             show_report(console, self.folder)
         return code
 
@@ -208,22 +209,26 @@ def make_runs(console: Console, specs: "Sequence[Spec]", results: Path, **option
 
 
 def main(args: Sequence[str] | None = None) -> int:
-    """Carry out a command line; returns the exit code."""
+    """Carry out a command line; returns the exit code. What users can mend is told in a line, without a traceback."""
     command = tyro.extras.subcommand_cli_from_dict(COMMANDS, prog="torch-anderson", args=args)
-    # A batch system that ends a job says SIGTERM: stop as cleanly as with Ctrl-C.
-    signal.signal(signal.SIGTERM, signal.default_int_handler)
-    return carry_out(command)
-
-
-def carry_out(command: Any) -> int:
-    """What users can mend is told in a line, without a traceback."""
     try:
-        return int(command(Console()))
+        with terminated_like_interrupted():
+            return int(command(Console()))
     except user_errors() as error:
         complain(f"torch-anderson: {error}")
         return BAD_INPUT
     except KeyboardInterrupt:
         return INTERRUPTED
+
+
+@contextmanager
+def terminated_like_interrupted() -> Iterator[None]:
+    """A context in which SIGTERM, as batch systems send it, stops as cleanly as Ctrl-C."""
+    before = signal.signal(signal.SIGTERM, signal.default_int_handler)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
 
 
 def user_errors() -> tuple[type[Exception], ...]:

@@ -39,7 +39,7 @@ def on_cluster(specs: Sequence[Spec], results: Path, scheduler: str) -> Iterator
             for number, spec in enumerate(specs)
         }
         try:
-            for future in as_completed(futures):
+            for future in as_completed(futures, loop=client.loop):
                 yield _receive(future, futures[future], results)
                 future.release()
         finally:

@@ -1,23 +1,18 @@
 """What the command line tells: which tasks and methods there are, the estimated time, and how methods compare."""
 
-from collections.abc import Sequence
-from math import isnan
+from collections.abc import Collection, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from rich.console import Console
 
+from .arguments import BadInput
 from .methods import METHODS
 from .progress import sign_of_life
 from .results import load_runs
 from .runner import Spec, estimate_seconds
 from .screen import complain, duration, show_table, tell
-from .sweep import unfinished
+from .sweep import check_writable, unfinished
 from .tasks import TASKS
-
-if TYPE_CHECKING:
-    from .comparison import Comparison
-    from .statistics import Interval
 
 ESTIMATING = 8.0
 """Seconds that all estimates together may take, about."""
@@ -75,44 +70,27 @@ def share_left(folder: Path) -> float:
     return 1 - sign["step"] / sign["steps"] if sign else 1.0
 
 
-def show_comparison(console: Console, results: Path, tasks: Sequence[str]) -> None:
+def show_comparison(console: Console, results: Path, tasks: Collection[str]) -> None:
     """A table for each of the tasks: how its methods ended."""
     from .comparison import collect
+    from .page import comparison_text
 
-    comparisons, _ = collect(load_runs(results)[0])
-    columns = ["method", "seeds", "final", "best", "seconds", "time / base", "remark"]
-    for comparison in comparisons:
+    for comparison in collect(load_runs(results)[0])[0]:
         if comparison.task in tasks:
-            label = comparison.metrics[comparison.metric]
-            title = f"{comparison.title}: {label} (mean and 95 % interval over seeds)"
-            show_table(console, title, columns, comparison_rows(comparison))
-
-
-def comparison_rows(comparison: "Comparison") -> list[list[str]]:
-    """One row a method, then what is not trained."""
-    from .tables import time_ratio
-
-    metric = comparison.metric
-    rows = []
-    for group in comparison.groups:
-        seconds = sum(trace.end("seconds") for trace in group.traces) / len(group.traces)
-        ratio = f"{time_ratio(comparison, group).mean:.2f}"
-        numbers = [with_interval(group.final(metric)), with_interval(group.best(metric)), f"{seconds:.1f}", ratio]
-        rows.append([group.label, str(len(group.traces)), *numbers, group.remark])
-    references = comparison.references(metric).items()
-    return rows + [[name, "", with_interval(value), "", "", "", "not trained"] for name, value in references]
-
-
-def with_interval(value: "Interval") -> str:
-    """The mean, and how far the interval reaches where there is one."""
-    return f"{value.mean:.4g}" + ("" if isnan(value.half) else f" ± {value.half:.2g}")
+            table = comparison_text(comparison)
+            rows = [[cell.text for cell in row] for row in table.rows]
+            show_table(console, f"{comparison.title} (mean ± 95 % confidence)", table.headers, rows)
 
 
 def show_report(console: Console, results: Path, out: Path | None = None) -> None:
     """Make the page; say what could not be read, and where the page is."""
-    from .report import build_report
+    from .report import NothingToReport, build_report
 
-    for problem in load_runs(results)[1]:
-        complain(problem)
-    made = build_report(results, out)
+    check_writable(out or results)
+    try:
+        made = build_report(results, out)
+    except NothingToReport as problem:
+        raise BadInput(str(problem)) from problem
+    for message in load_runs(results)[1]:
+        complain(message)
     tell(console, f"Page: {made.html.resolve()}")

@@ -130,7 +130,7 @@ def in_processes(specs: Sequence[Spec], results: Path, jobs: int, checkpoint_eve
 def _parallel(specs: Sequence[Spec], results: Path, jobs: int, checkpoint_every: float) -> Iterator[Outcome]:
     calls = [delayed(attempt)(spec, results, checkpoint_every) for spec in specs]
     with parallel_config("loky", inner_max_num_threads=1, initializer=_start_worker, initargs=(os.getpid(),)):
-        parallel = Parallel(n_jobs=jobs, return_as="generator_unordered", batch_size=1, pre_dispatch="all")
+        parallel = Parallel(n_jobs=jobs, return_as="generator_unordered", batch_size=1, pre_dispatch=jobs)
         # Ctrl-C reaches the workers too, which inherit that they ignore it: stopping them is up to this process.
         with _ignoring_interrupts():
             outcomes = parallel(calls)
