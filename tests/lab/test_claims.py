@@ -124,7 +124,9 @@ TRUE = {
     "collinearity: store period": lambda: sweep(
         "anderson", "store_period", (1, 5, 20), lambda q: {"stats": {"condition_number": 1e4 / q}}, period=20
     ),
-    "period: less often is more stable": lambda: sweep("anderson", "period", (1, 5), lambda p: {"final": 0.05 / p}),
+    "period: less often is more stable": lambda: sweep(
+        "anderson", "period", (1, 5), lambda p: {"final": 0.05 / p}, relaxation=1.0
+    ),
     "safeguard: does no harm": lambda: seeds() + seeds("anderson") + seeds("anderson", safeguard=None, final=1.0),
     "period: infinite is the base": lambda: [
         run for method in ("base", "anderson") for run in limit(method, 0.25, period=10**6, store_period=10**6)
@@ -170,7 +172,7 @@ FALSE = {
     "collinearity: store period": lambda: sweep(
         "anderson", "store_period", (1, 5), lambda q: {"stats": {"condition_number": 9.0 * q}}, period=20
     ),
-    "period: less often is more stable": lambda: sweep("anderson", "period", (1, 5), lambda p: {}),
+    "period: less often is more stable": lambda: sweep("anderson", "period", (1, 5), lambda p: {}, relaxation=1.0),
     "safeguard: does no harm": lambda: seeds() + seeds("anderson") + seeds("anderson", relaxation=1.0, final=0.02),
     "period: infinite is the base": lambda: [
         *limit("base", 0.25), *limit("anderson", 0.25 + 1e-16, period=10**6, store_period=10**6)[1:],

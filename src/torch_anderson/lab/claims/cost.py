@@ -123,6 +123,7 @@ def cost_formula(runs: Sequence[Run]) -> Finding:
     _, _, error = fit(measured["qr"], paper_formula)
     texts = [f"Largest error of m²/p with QR {error:.0%}, of m/p {fit(measured['qr'], our_formula)[2]:.0%}."]
     texts += [f"With {solver}: {exponent_text(found)}." for solver, found in measured.items()]
+    texts.append(upper_bound(measured["qr"]))
     if "gram" in measured:
         texts.append(f"Largest error of m/p with our solver {fit(measured['gram'], our_formula)[2]:.0%}.")
     return Finding(error <= TOLERANCE, " ".join(texts), cost_figure(measured))
@@ -142,6 +143,15 @@ def exponent_text(measured: Sequence[Point]) -> str:
         return "no overhead measured"
     pairs = ", ".join(f"{milliseconds:.3g} ms at m = {size:g}" for size, milliseconds in zip(at, extra, strict=True))
     return f"{pairs}, exponent of m {np.polyfit(np.log(at), np.log(extra), 1)[0]:.2f}"
+
+
+def upper_bound(measured: Sequence[Point]) -> str:
+    """Whether the formula holds as what O() says, an upper bound: the overhead grows no faster than m²."""
+    at, extra = overhead(measured)
+    if len(at) < 2:
+        return "As an upper bound the formula was not tried."
+    growth = np.diff(np.log(extra)) / np.diff(np.log(at))
+    return f"As an upper bound the formula {'holds' if np.all(growth <= 2 + TOLERANCE) else 'does not hold'}."
 
 
 def cost_figure(measured: dict[str, list[Point]]) -> Curve:

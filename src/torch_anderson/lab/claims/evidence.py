@@ -106,6 +106,7 @@ class Comparison:
     text: str
     ratio: Interval
     diverged: int
+    """Runs that have no such measure because they diverged."""
 
     def __str__(self) -> str:
         text = f"Ratio of {self.text}: {shown(self.ratio)}."
@@ -115,9 +116,9 @@ class Comparison:
 def compare(text: str, runs: BySeed, others: BySeed, measure: Measure) -> Comparison:
     """The ratio over the seeds that both have."""
     seeds = sorted(runs.keys() & others.keys())
-    values = penalised([[measure.of(side[seed]) for seed in seeds] for side in (runs, others)])
-    diverged = sum(side[seed].diverged for seed in seeds for side in (runs, others))
-    return Comparison(f"{measure.label}, {text}", geometric_interval(values[0] / values[1]), diverged)
+    measured = [[measure.of(side[seed]) for seed in seeds] for side in (runs, others)]
+    values, lost = penalised(measured), int(np.isinf(measured).sum())
+    return Comparison(f"{measure.label}, {text}", geometric_interval(values[0] / values[1]), lost)
 
 
 def penalised(values: Sequence[float] | Sequence[Sequence[float]]) -> NDArray[np.float64]:
@@ -152,11 +153,12 @@ def trend(groups: Mapping[Any, BySeed], of: Callable[[Run], float]) -> Trend | N
     seeds = sorted(set.intersection(*(set(runs) for runs in groups.values()))) if groups else []
     if len(groups) < 2 or len(seeds) < LEAST_SEEDS:
         return None
-    values = penalised([[of(runs[seed]) for runs in groups.values()] for seed in seeds])
+    measured = [[of(runs[seed]) for runs in groups.values()] for seed in seeds]
+    values, lost = penalised(measured), int(np.isinf(measured).sum())
     # Rounded, or what is the same at all values would have a slope of 1e-17 with no uncertainty.
     slopes = np.polyfit(np.log(list(groups)), np.log(values).T, 1)[0].round(9)
     points = dict(zip(groups, map(geometric_interval, values.T), strict=True))
-    return Trend(interval(slopes), points, sum(runs[seed].diverged for runs in groups.values() for seed in seeds))
+    return Trend(interval(slopes), points, lost)
 
 
 def studied(runs: Sequence[Run], study: str, task: str, method: str, *names: str) -> dict[Any, BySeed]:
