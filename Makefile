@@ -34,7 +34,7 @@ format: $(VENV)/dev.stamp ## format the code and mend what ruff can mend
 	$(PY) -m ruff check --fix-only .
 	$(PY) -m ruff format .
 
-demo: $(VENV)/demo.stamp ## run the demonstration
+demo: $(VENV)/lab.stamp ## three experiments in small: a table here, a page to read
 	$(PY) examples/demo.py
 
 bench: $(addprefix bench-,$(BENCHMARKS)) ## run all benchmarks; one of them: make bench-<name>
@@ -50,13 +50,13 @@ distclean: clean ## clean, and remove the virtual environment
 	rm -rf $(VENV)
 
 # What is installed is renewed when the declared dependencies or their pins change.
-$(VENV)/demo.stamp: pyproject.toml constraints.txt
-	$(call install,demo)
+$(VENV)/lab.stamp: pyproject.toml constraints.txt
+	$(call install,lab)
 	@touch $@
 
 $(VENV)/dev.stamp: pyproject.toml constraints.txt
-	$(call install,demo$(comma)dev)
-	@touch $(VENV)/demo.stamp $@
+	$(call install,lab$(comma)dask$(comma)dev)
+	@touch $(VENV)/lab.stamp $@
 
 comma := ,
 
