@@ -18,7 +18,9 @@ HARDWARE = {"processor": "Imaginary CPU", "cores": 2}
 VERSIONS = {"python": "3.11.2", "torch": "2.13.0", "torch_anderson": "0.1.0"}
 
 
-def decay(steps: int = 100, *, final: float = 1e-3, seconds: float = 1.0, every: int = 10, name: str = "mse"):
+def decay(
+    steps: int = 100, *, final: float = 1e-3, seconds: float = 1.0, every: int = 10, name: str = "mse"
+) -> list[dict[str, float]]:
     """Rows of a smooth run: the metric falls from 1 to ``final`` geometrically, in ``seconds``."""
     rows = []
     for step in range(1, steps + 1):
@@ -73,7 +75,7 @@ def write_run(
     return folder
 
 
-def _stats(method: str) -> dict[str, float]:
+def _stats(method: str) -> Mapping[str, float]:
     """Only what wraps a base in Anderson has any."""
     return STATS if method.startswith("anderson") else {}
 

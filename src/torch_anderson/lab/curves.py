@@ -143,12 +143,12 @@ class Picture:
 
 
 def pictures(task: Comparison) -> list[Picture]:
-    """Of the base and of the method that ends best, on the first seed that both have; raises ``DamagedRun``."""
+    """Of the base and of the best other method, on the first seed that both have; raises ``DamagedRun``."""
     drawn = {group.variant: group for group in task.groups if not group.bracket and _drawn(group)}
     if not drawn:
         return []
-    best = min(drawn.values(), key=lambda group: group.final(task.metric).mean)
-    shown = list({group.variant: group for group in (drawn.get(BASE, best), best)}.values())
+    others = sorted((g for g in drawn.values() if g.variant != BASE), key=lambda g: g.final(task.metric).mean)
+    shown = [group for group in (drawn.get(BASE), *others[:1]) if group]
     shared = set.intersection(*({trace.run.seed for trace in _drawn(group)} for group in shown))
     return [_picture(group, min(shared, default=_drawn(group)[0].run.seed)) for group in shown]
 

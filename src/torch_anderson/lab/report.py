@@ -10,6 +10,7 @@ from typing import Any
 
 import jinja2
 import pandas as pd
+from markupsafe import Markup, escape
 from plotly.offline import get_plotlyjs
 
 from . import figures, page, tables
@@ -153,6 +154,7 @@ def render(evidence: Evidence) -> str:
         loader=jinja2.PackageLoader("torch_anderson.lab"), autoescape=True, trim_blocks=True, lstrip_blocks=True,
         undefined=jinja2.StrictUndefined,
     )  # fmt: skip
+    environment.filters["code"] = code
     return environment.get_template("report.html.j2").render(
         head=header(evidence.tasks),
         problems=evidence.problems,
@@ -163,6 +165,11 @@ def render(evidence: Evidence) -> str:
         data=embedded(figure_data(evidence)),
         plotly=get_plotlyjs(),
     )
+
+
+def code(text: str) -> Markup:
+    """What stands between backticks as code."""
+    return Markup(re.sub(r"`([^`]+)`", r"<code>\1</code>", str(escape(text))))
 
 
 def task_section(evidence: Evidence, task: Comparison) -> dict[str, Any]:

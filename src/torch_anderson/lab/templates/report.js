@@ -5,6 +5,9 @@ const DATA = JSON.parse(document.getElementById("data").textContent);
 const CONFIG = { responsive: true, displaylogo: false, showSendToCloud: false, modeBarButtonsToRemove: ["select2d", "lasso2d", "autoScale2d"] };
 const DASHES = { solid: "", dash: "7 4", dot: "2 4", dashdot: "8 4 2 4" };
 const REFERENCE_DASHES = ["dot", "dash", "dashdot"];
+// Blue over white to red, purple over white to orange: as in the figures for papers.
+const VALUES = ["#2166ac", "#92c5de", "#f7f7f7", "#f4a582", "#b2182b"];
+const ERRORS = ["#542788", "#b2abd2", "#f7f7f7", "#fdb863", "#b35806"];
 const KINDS = { paper: "the paper's", control: "controls", ours: "our defaults", peer: "peers", variant: "other settings" };
 
 const css = (name) => getComputedStyle(document.documentElement).getPropertyValue(name).trim();
@@ -181,7 +184,7 @@ function drawHeatmap(box, picture, name, title, limit) {
   plot.className = "picture";
   figure.append(plot);
   box.append(figure);
-  const colorscale = name === "error" ? "Picnic" : "RdBu";
+  const colorscale = (name === "error" ? ERRORS : VALUES).map((colour, i) => [i / 4, colour]);
   const trace = {
     type: "heatmap", x: picture.t, y: picture.x, z: picture[name], zmin: -limit, zmax: limit, colorscale, zsmooth: "best",
     colorbar: { thickness: 10, outlinewidth: 0, exponentformat: "power" }, hovertemplate: "t %{x}, x %{y}: %{z:.3g}<extra></extra>",
