@@ -9,14 +9,15 @@ from abc import abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass
 from math import pi
-from typing import Any, ClassVar, NamedTuple, Protocol
+from typing import Any, ClassVar, NamedTuple
 
 import torch
 from numpy.typing import NDArray
-from torch import Tensor, nn
+from torch import Tensor
 
 from ..task import Metrics, Problem, Task
 from .cole_hopf import SineWave
+from .equation import Equation
 from .pinn import Network, Operator
 from .points import boundary_points, generator, uniform_points
 from .product import Product
@@ -24,24 +25,6 @@ from .product import Product
 TRAINING, VALIDATION, ERROR = range(3)
 """What random points are for: each use has numbers of its own."""
 PRECISIONS = ("float32", "float64")
-
-
-class Equation(Protocol):
-    """What is to be solved, with its exact solution."""
-
-    dimensions: int
-
-    def exact(self, points: Tensor) -> Tensor:
-        """The solution at points (n, d), in float64."""
-
-    def forcing(self, points: Tensor) -> Tensor:
-        """The right-hand side f at the points, in float64."""
-
-    def errors(self, network: nn.Module) -> Metrics:
-        """How far a network is from the solution."""
-
-    def zero_errors(self) -> Metrics:
-        """The same for a network that is zero."""
 
 
 class Batch(NamedTuple):
@@ -68,7 +51,8 @@ class BurgersProblem(Problem):
 
     def loss(self, step: int) -> Tensor:
         """MSE_u + MSE_f on the batch."""
-        return sum(self._errors(self.batch(step)), torch.zeros(()))
+        mse_u, mse_f = self._errors(self.batch(step))
+        return mse_u + mse_f
 
     def batch(self, step: int) -> Batch:
         """The points of this step."""
