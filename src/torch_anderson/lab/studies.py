@@ -85,6 +85,7 @@ STUDIES = {
             Part(("anderson",), SHORT | {"store_period": 1}, {"period": (1, 2, 5, 10, 20)}),
             Part(("anderson",), SHORT | {"period": 20}, {"store_period": (1, 2, 5, 10, 20)}),
         ),
+        range(3),
     ),
     "average-window": Study(
         "Oscillations and speed against the window of the average, beside the learning rate it amounts to.",
