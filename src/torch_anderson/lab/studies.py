@@ -41,7 +41,7 @@ class Study:
 
     about: str
     parts: tuple[Part, ...]
-    seeds: range = range(5)
+    seeds: range = range(10, 15)
 
     def specs(self) -> list[Spec]:
         """All runs, seed by seed, so that one that is cut short has whole seeds."""

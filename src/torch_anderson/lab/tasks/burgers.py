@@ -223,6 +223,8 @@ class Burgers100d(Burgers):
     store_period: int = 1
     relaxation: float = 1.0
     average_window: int = 20
+    safeguard: str | None = None
+    """The paper's residual test, which defers each jump by a step, would leave no step to average at period 1."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
