@@ -85,7 +85,7 @@ STUDIES = {
             Part(("anderson",), SHORT | {"store_period": 1}, {"period": (1, 2, 5, 10, 20)}),
             Part(("anderson",), SHORT | {"period": 20}, {"store_period": (1, 2, 5, 10, 20)}),
         ),
-        range(3),
+        range(10, 13),
     ),
     "average-window": Study(
         "Oscillations and speed against the window of the average, beside the learning rate it amounts to.",
@@ -100,7 +100,7 @@ STUDIES = {
             Part(("anderson+average",), {"steps": 2000}, {"average_tolerance": (0.1, 0.3, 1.0, 3.0, 10.0)}),
             Part(("anderson+average",), {"steps": 2000, "batch_size": 400}),
         ),
-        range(3),
+        range(10, 13),
     ),
     "stability": Study(
         "Anderson with full jumps, more and less often, with and without the paper's safeguard.",
@@ -113,7 +113,7 @@ STUDIES = {
     "limit": Study(
         "A period longer than the run.",
         (Part(("base",), {"steps": 500}), Part(("anderson",), {"steps": 500} | each(10**6))),
-        range(3),
+        range(10, 13),
     ),
     "cost": Study(
         "Time against history_size and period, with the paper's solver and ours, on a network of 34,000 parameters.",
@@ -125,7 +125,7 @@ STUDIES = {
                 for period in (4, 16, 64)
             ),
         ),
-        range(3),
+        range(10, 13),
     ),
 }
 """By name, as ``torch-anderson study NAME`` runs them."""
