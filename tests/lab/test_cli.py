@@ -59,7 +59,8 @@ def test_seeds_that_cannot_be_meant(text):
     ("kind", "text", "value"),
     [
         (int, "5", 5), (float, "1e-3", 0.001), (str, "gram", "gram"), (bool, "false", False),
-        (str | None, "None", None), (str | None, "loss", "loss"), (tuple[int, ...], "3,4", (3, 4)), (float | None, "2", 2.0),
+        (str | None, "None", None), (str | None, "loss", "loss"), (tuple[int, ...], "3,4", (3, 4)),
+        (float | None, "2", 2.0),
     ],
 )  # fmt: skip
 def test_values_follow_the_type_of_the_setting(kind, text, value):

@@ -101,7 +101,7 @@ def _outcomes(
         from .cluster import on_cluster
 
         yield from on_cluster(left, results, scheduler)
-    elif jobs == 1:
+    elif min(jobs, len(left)) <= 1:
         yield from (attempt(spec, results, checkpoint_every) for spec in left)
     else:
         yield from in_processes(left, results, jobs, checkpoint_every)
