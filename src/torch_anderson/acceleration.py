@@ -17,7 +17,7 @@ from .averaging import largest
 from .evaluation import LossFn, evaluate
 from .history import full_precision
 from .options import Options
-from .parameters import Block, Layout, accelerated, build_blocks, refuse_sparse
+from .parameters import Block, Layout, accelerated, build_blocks, look, refuse_sparse
 from .safeguard import MAX_GAIN, Decision, Jump, geometric_test, loss_test, reason_to_distrust, residual_test
 from .stats import Acceleration, Pending, Stats
 
@@ -41,6 +41,7 @@ class Accelerator:
         self.pending: Pending | None = None
         self.snapshot = base_state.Snapshot()
         self._layout: Layout | None = None
+        self._seen: list[Any] = []
         self.waiting: list[Tensor] | None = None  # parameters whose base state does not exist yet
         self._versions: int | None = None
         self._told: set[str] = set()
@@ -63,6 +64,8 @@ class Accelerator:
         measured = self._begins_pair(k) and self._keep_iterates()
         group_values = base_state.group_values(self.base) if self.pending else []
         loss = self.base.step(closure)
+        if measured or self.pair_steps:
+            self._refresh()  # the base may have given the parameters other memory
         if not self._moved(measured):
             self._watch()
             return loss
@@ -126,12 +129,15 @@ class Accelerator:
         """Count a base step in its pair: the only one, or one of a cycle, whose learning rates add up."""
         averaged = self.pair_steps - (self.options.period - self.options.average_window)
         for block in self.blocks:
-            block.views()  # the base may have given the parameters other memory
             rate = self._learning_rate(block) if self._proportional else 1.0
             block.learning_rate = rate + block.learning_rate if self.pair_steps and self._proportional else rate
             if self._cycle_mean and averaged >= 0:
                 block.add_displacement(first=averaged == 0)
         self.pair_steps += 1
+
+    def _refresh(self) -> None:
+        for block in self.blocks:
+            block.refresh()
 
     def _residual_max(self) -> Tensor:
         return largest([block.residual_max() for block in self.blocks])
@@ -167,19 +173,18 @@ class Accelerator:
         if problem is None:
             self.reset_history()
             return self._skip("nonfinite")
-        record = self._record(problem)
-        if cause := self._reason_to_skip(record, loss_fn):
-            return self._skip(cause, record)
+        if cause := self._reason_to_skip(problem, loss_fn):
+            return self._skip(cause, problem)
         length, descent = joint.form_candidates(self.blocks, problem, self.options)
-        record = replace(record, step_ratio=length / record.residual_norm)
         decision = geometric_test(
             Jump(length, descent, problem.path),
             max_jump=self.options.max_jump,
-            least_descent=self._least_descent(record),
+            least_descent=self._least_descent(problem),
         )
         if decision.accepted:
             decision = self._write_candidates(loss_fn)
         self.stats.counts["attempted"] += 1
+        record = self._record(problem, decision.cause, length)
         if decision.accepted and self.options.safeguard == "residual":
             self.snapshot.take(self.base)
             self.pending = Pending(problem.normalized_norm, record)
@@ -187,7 +192,7 @@ class Accelerator:
         self._conclude(decision, record)
         return decision.accepted
 
-    def _record(self, problem: joint.Problem) -> Acceleration:
+    def _record(self, problem: joint.Problem, cause: str, length: float = 0.0) -> Acceleration:
         return Acceleration(
             step=self.k,
             residual_norm=problem.residual_norm,
@@ -195,26 +200,28 @@ class Accelerator:
             rank=problem.rank,
             history_len=self.blocks[0].history.rows,
             coefficient_norm=hypot(*problem.coefficients),
+            step_ratio=length and length / problem.residual_norm,
+            cause=cause,
             gram=problem.gram,
         )
 
-    def _reason_to_skip(self, record: Acceleration, loss_fn: LossFn | None) -> str:
-        if record.residual_norm == 0:
+    def _reason_to_skip(self, problem: joint.Problem, loss_fn: LossFn | None) -> str:
+        if problem.residual_norm == 0:
             return "converged"
         if self.options.safeguard == "loss" and loss_fn is None:
             return "no_loss"
-        if record.gain > MAX_GAIN:
+        if problem.gain > MAX_GAIN:
             return "no_gain"
         if self.options.safeguard == "descent" and not self._cyclic:  # a cycle has a signal of its own, above noise
             n = sum(block.n for block in self.blocks)
-            return reason_to_distrust(record.gain, record.rank, n, record.gram or [], self.pairs_since_jump - 1)
+            return reason_to_distrust(problem.gain, problem.rank, n, problem.gram, self.pairs_since_jump - 1)
         return ""
 
-    def _least_descent(self, record: Acceleration) -> float:
+    def _least_descent(self, problem: joint.Problem) -> float:
         """What the inner product of the jump with r must exceed: that of the plain step, |r|^2."""
         if self.options.safeguard != "descent":
             return -inf
-        return 0.0 if self._cyclic else record.residual_norm**2
+        return 0.0 if self._cyclic else problem.residual_norm**2
 
     def _write_candidates(self, loss_fn: LossFn | None) -> Decision:
         """Set the weights to the candidate; go back if the loss is asked for and not lower there."""
@@ -224,12 +231,14 @@ class Accelerator:
         params = [p for group in self.base.param_groups for p in group["params"]]
         plain = [block.keep_last_iterate() if self._cycle_mean else block.history.last_map for block in self.blocks]
         before = evaluate(loss_fn, params)
+        self._refresh()  # so may a forward pass
         self._write([block.iterate for block in self.blocks])
         decision = Decision(False)
         try:
             decision = loss_test(before, evaluate(loss_fn, params))
         finally:
             if not decision.accepted:
+                self._refresh()
                 self._write(plain)
         self.stats.counts["extra_evaluations"] += 2
         return decision
@@ -249,8 +258,8 @@ class Accelerator:
             points = [block.iterate if decision.accepted else block.history.last_map for block in self.blocks]
             self._push(points, restart=decision.accepted and self.options.period > 1)
         if not decision.accepted:
-            for block in self.blocks:  # all of it, whether or not there is a gradient in this step too
-                torch._foreach_copy_(block.views(), block.history.last_map.split(block.sizes))
+            for block in self.blocks:
+                block.write_all(block.history.last_map)
             self.snapshot.restore(self.base)
             base_state.restore_group_values(self.base, group_values)
             self.waiting = None  # restored parameters may be without state again
@@ -258,10 +267,10 @@ class Accelerator:
         self._conclude(decision, pending.record)
         return decision.accepted
 
-    def _skip(self, cause: str, record: Acceleration | None = None) -> bool:
+    def _skip(self, cause: str, problem: joint.Problem | None = None) -> bool:
         self.stats.counts[f"skipped_{cause}"] += 1
-        if record is not None:
-            self._tell(replace(record, cause=cause))
+        if problem is not None:
+            self._tell(self._record(problem, cause))
         return False
 
     def _conclude(self, decision: Decision, record: Acceleration) -> None:
@@ -270,7 +279,7 @@ class Accelerator:
             self.pairs_since_jump = 0
             if self.options.on_accept == "reset_momentum" and not base_state.reset_momentum(self.base):
                 self._tell_once("on_accept='reset_momentum': %s keeps no momentum that we know of")
-        self._tell(replace(record, cause=decision.cause))
+        self._tell(record if record.cause == decision.cause else replace(record, cause=decision.cause))
 
     def _tell_once(self, message: str) -> None:
         if message not in self._told:
@@ -356,8 +365,13 @@ class Accelerator:
 
         Histories of the same parameters are taken along; otherwise they start anew.
         """
+        seen = look(self.base.param_groups)
+        if seen == self._seen and (self.waiting is None or checkpoint.in_place(self)):
+            return
+        self._seen = seen
         known, now = self._layout, Layout.of(self.base.param_groups)
         if now == known and (self.waiting is None or checkpoint.in_place(self)):
+            self._refresh()
             return
         if known is not None and now.members == known.members and now.places != known.places:
             self.publish()

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from .extrapolation import correction, mixing_weights
 from .history import columns, full_precision
-from .least_squares import Coefficients, solve_gram, solve_qr
+from .least_squares import Coefficients, System, solve_gram, solve_qr
 from .options import Options
 from .parameters import Block
 
@@ -34,6 +34,11 @@ class Problem(NamedTuple):
     gram: list[list[float]]
     """Lower triangle of R'R up to a factor, newest column first."""
 
+    @property
+    def gain(self) -> float:
+        """Predicted over present residual norm."""
+        return self.predicted_residual_norm / self.residual_norm
+
 
 def solve(blocks: Sequence[Block], options: Options) -> Problem | None:
     """Add up the blocks' systems, each at its present learning rate, and solve; None if a number is not finite.
@@ -44,8 +49,7 @@ def solve(blocks: Sequence[Block], options: Options) -> Problem | None:
     weights = [(block.learning_rate / largest) ** 2 for block in blocks]
     squares, path = _update_systems(blocks)
     residual_sq = sum(map(mul, weights, squares))
-    newest_first = blocks[0].history.newest_first
-    gram, rhs = _weighted_sum([block.system.ordered(newest_first) for block in blocks], weights)
+    gram, rhs = _weighted_sum([block.system for block in blocks], weights)
     if not isfinite(residual_sq + path + sum(map(sum, gram)) + sum(rhs)):
         return None
     if options.solver == "gram":
@@ -53,7 +57,7 @@ def solve(blocks: Sequence[Block], options: Options) -> Problem | None:
     else:
         found = _solve_qr(blocks, largest, options.regularization)
     coefficients = [0.0] * options.history_size
-    for slot, value in zip(newest_first, found.values, strict=True):
+    for slot, value in zip(blocks[0].history.newest_first, found.values, strict=True):
         coefficients[slot] = value
     return Problem(
         coefficients=coefficients,
@@ -69,14 +73,14 @@ def solve(blocks: Sequence[Block], options: Options) -> Problem | None:
 def _update_systems(blocks: Sequence[Block]) -> tuple[list[float], float]:
     """Bring the blocks' systems up to date, with one copy of all numbers from the device. Returns |r / lr|^2 of
     each block and the length of the path."""
-    fresh = blocks[0].history.newest_first[: blocks[0].history.fresh]
+    newest_first = blocks[0].history.newest_first
     parts: list[Tensor] = []
     for block in blocks:
-        parts += [*block.history.products(fresh), block.history.path_sq]
+        parts += [*block.history.products(newest_first[: block.history.fresh]), block.history.path_sq]
         block.history.fresh = 0
     numbers = _fetch(parts)
     for block, products in zip(blocks, numbers[::3], strict=True):
-        block.system.update(fresh, products)
+        block.system.update(newest_first, products)
     path_sq = numbers[2] if len(blocks) == 1 else map(sum, zip(*numbers[2::3], strict=True))
     return numbers[1::3], sum(map(sqrt, path_sq))
 
@@ -90,16 +94,15 @@ def _fetch(parts: Sequence[Tensor]) -> list[Any]:
     return [part.tolist() for part in parts]
 
 
-def _weighted_sum(
-    systems: Sequence[tuple[list[list[float]], list[float]]], weights: Sequence[float]
-) -> tuple[list[list[float]], list[float]]:
+def _weighted_sum(systems: Sequence[System], weights: Sequence[float]) -> tuple[list[list[float]], list[float]]:
     if len(systems) == 1:
-        return systems[0]
-    grams, sides = zip(*systems, strict=True)
-    gram = [
-        [sum(map(mul, weights, entries)) for entries in zip(*rows, strict=True)] for rows in zip(*grams, strict=True)
-    ]
-    return gram, [sum(map(mul, weights, entries)) for entries in zip(*sides, strict=True)]
+        return systems[0].gram, systems[0].rhs
+    gram = [_weighted_rows(rows, weights) for rows in zip(*(system.gram for system in systems), strict=True)]
+    return gram, _weighted_rows([system.rhs for system in systems], weights)
+
+
+def _weighted_rows(rows: Sequence[list[float]], weights: Sequence[float]) -> list[float]:
+    return [sum(map(mul, weights, entries)) for entries in zip(*rows, strict=True)]
 
 
 def _solve_qr(blocks: Sequence[Block], largest: float, regularization: float) -> Coefficients:
