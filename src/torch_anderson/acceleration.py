@@ -4,6 +4,7 @@ import logging
 from collections import OrderedDict
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from math import hypot, inf, sqrt
 from typing import Any
 
@@ -18,7 +19,17 @@ from .evaluation import LossFn, evaluate
 from .history import full_precision
 from .options import Options
 from .parameters import Block, Layout, accelerated, build_blocks, look, refuse_sparse
-from .safeguard import MAX_GAIN, Decision, Jump, geometric_test, loss_test, reason_to_distrust, residual_test
+from .safeguard import (
+    MAX_GAIN,
+    TRUSTED_GAIN,
+    Decision,
+    Jump,
+    adjusted_gain,
+    geometric_test,
+    is_noise,
+    loss_test,
+    residual_test,
+)
 from .stats import Acceleration, Pending, Stats
 
 logger = logging.getLogger("torch_anderson")
@@ -169,7 +180,7 @@ class Accelerator:
         """Jump to the accelerated weights if they pass; True if that is final."""
         if self.blocks[0].history.pairs < 2:
             return self._skip("short_history")
-        problem = joint.solve(self.blocks, self.options)
+        problem = joint.assemble(self.blocks, self.options)
         if problem is None:
             self.reset_history()
             return self._skip("nonfinite")
@@ -184,38 +195,27 @@ class Accelerator:
         if decision.accepted:
             decision = self._write_candidates(loss_fn)
         self.stats.counts["attempted"] += 1
-        record = self._record(problem, decision.cause, length)
+        describe = partial(_describe, problem, self.k, decision.cause, length)
         if decision.accepted and self.options.safeguard == "residual":
             self.snapshot.take(self.base)
-            self.pending = Pending(problem.normalized_norm, record)
+            self.pending = Pending(problem.normalized_norm, describe())
             return False
-        self._conclude(decision, record)
+        self._conclude(decision, describe)
         return decision.accepted
-
-    def _record(self, problem: joint.Problem, cause: str, length: float = 0.0) -> Acceleration:
-        return Acceleration(
-            step=self.k,
-            residual_norm=problem.residual_norm,
-            predicted_residual_norm=problem.predicted_residual_norm,
-            rank=problem.rank,
-            history_len=self.blocks[0].history.rows,
-            coefficient_norm=hypot(*problem.coefficients),
-            step_ratio=length and length / problem.residual_norm,
-            cause=cause,
-            gram=problem.gram,
-        )
 
     def _reason_to_skip(self, problem: joint.Problem, loss_fn: LossFn | None) -> str:
         if problem.residual_norm == 0:
             return "converged"
         if self.options.safeguard == "loss" and loss_fn is None:
             return "no_loss"
-        if problem.gain > MAX_GAIN:
+        cautious = self.options.safeguard == "descent" and not self._cyclic  # a cycle's signal is above the noise
+        if cautious and is_noise(problem.gram, self.pairs_since_jump - 1):  # first, as it needs no solution
+            return "noisy"
+        gain = problem.gain
+        if gain > MAX_GAIN:
             return "no_gain"
-        if self.options.safeguard == "descent" and not self._cyclic:  # a cycle has a signal of its own, above noise
-            n = sum(block.n for block in self.blocks)
-            return reason_to_distrust(problem.gain, problem.rank, n, problem.gram, self.pairs_since_jump - 1)
-        return ""
+        n = sum(block.n for block in self.blocks)
+        return "no_gain" if cautious and adjusted_gain(gain, problem.solution.rank, n) > TRUSTED_GAIN else ""
 
     def _least_descent(self, problem: joint.Problem) -> float:
         """What the inner product of the jump with r must exceed: that of the plain step, |r|^2."""
@@ -264,33 +264,36 @@ class Accelerator:
             base_state.restore_group_values(self.base, group_values)
             self.waiting = None  # restored parameters may be without state again
             self._watch()
-        self._conclude(decision, pending.record)
+        self._conclude(decision, partial(replace, pending.record, cause=decision.cause))
         return decision.accepted
 
     def _skip(self, cause: str, problem: joint.Problem | None = None) -> bool:
         self.stats.counts[f"skipped_{cause}"] += 1
         if problem is not None:
-            self._tell(self._record(problem, cause))
+            self._tell(partial(_describe, problem, self.k, cause))
         return False
 
-    def _conclude(self, decision: Decision, record: Acceleration) -> None:
+    def _conclude(self, decision: Decision, describe: Callable[[], Acceleration]) -> None:
         self.stats.counts["accepted" if decision.accepted else f"rejected_{decision.cause}"] += 1
         if decision.accepted:
             self.pairs_since_jump = 0
             if self.options.on_accept == "reset_momentum" and not base_state.reset_momentum(self.base):
                 self._tell_once("on_accept='reset_momentum': %s keeps no momentum that we know of")
-        self._tell(record if record.cause == decision.cause else replace(record, cause=decision.cause))
+        self._tell(describe)
 
     def _tell_once(self, message: str) -> None:
         if message not in self._told:
             self._told.add(message)
             logger.info(message, type(self.base).__name__)
 
-    def _tell(self, record: Acceleration) -> None:
-        self.stats.latest = record
-        logger.debug("%s", record)
-        for hook in self.hooks.values():
-            hook(record)
+    def _tell(self, describe: Callable[[], Acceleration]) -> None:
+        """Tell of an acceleration; what nobody listens to is worked out when somebody asks."""
+        self.stats.describe = describe
+        if self.hooks or logger.isEnabledFor(logging.DEBUG):
+            record = self.stats.latest
+            logger.debug("%s", record)
+            for hook in self.hooks.values():
+                hook(record)
 
     # --------------------------------------------------------------------------------------- moving average
 
@@ -335,7 +338,8 @@ class Accelerator:
     def cancel(self) -> None:
         """Drop what does not survive weights that come from elsewhere."""
         if self.pending:
-            self._conclude(Decision(False, "outside_write"), self.pending.record)
+            record = replace(self.pending.record, cause="outside_write")
+            self._conclude(Decision(False, record.cause), lambda: record)
         self.pending = None
         self.pair_steps = 0
         for block in self.blocks:
@@ -419,3 +423,17 @@ class Accelerator:
         if self.waiting is None or any(p.grad is not None for p in self.waiting):
             self.ensure_blocks()
             self.publish(stepped=True)
+
+
+def _describe(problem: joint.Problem, step: int, cause: str, length: float = 0.0) -> Acceleration:
+    return Acceleration(
+        step=step,
+        residual_norm=problem.residual_norm,
+        predicted_residual_norm=problem.predicted_residual_norm,
+        rank=problem.solution.rank,
+        history_len=len(problem.gram),
+        coefficient_norm=hypot(*problem.solution.values),
+        step_ratio=length and length / problem.residual_norm,
+        cause=cause,
+        gram=problem.gram,
+    )

@@ -1,38 +1,53 @@
-"""The one least-squares problem over all blocks: solving it, and forming the candidate."""
+"""The one least-squares problem over all blocks: putting it together, and forming the candidate."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import cached_property, partial
 from itertools import chain, islice
 from math import fsum, isfinite, nan, sqrt
 from operator import mul
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from .extrapolation import correction, mixing_weights
+from .extrapolation import Weights, correction, mixing_weights
 from .history import columns, full_precision
 from .least_squares import Coefficients, System, solve_gram, solve_qr
 from .options import Options
 from .parameters import Block
 
 
-class Problem(NamedTuple):
-    """The joint problem, solved."""
+@dataclass(eq=False)
+class Problem:
+    """The joint problem, solved when its solution is asked for: a jump may be refused without it."""
 
-    coefficients: list[float]
-    """g, in the order of the slots."""
-    rank: int
-    """Columns in use."""
-    residual_norm: float
-    """|r|"""
-    predicted_residual_norm: float
-    """|r - R g|"""
-    normalized_norm: float
-    """|r / lr|"""
-    path: float
-    """Length of the path through the stored iterates."""
     gram: list[list[float]]
     """Lower triangle of R'R up to a factor, newest column first."""
+    rate: float
+    """The largest learning rate: that factor."""
+    residual_sq: float
+    """|r / rate|^2"""
+    normalized_norm: float
+    """|r / lr|, each entry divided by its own learning rate."""
+    path: float
+    """Length of the path through the stored iterates."""
+    solve: Callable[[], Coefficients]
+
+    @cached_property
+    def solution(self) -> Coefficients:
+        """g, newest column first."""
+        return self.solve()
+
+    @property
+    def residual_norm(self) -> float:
+        """|r|"""
+        return self.rate * sqrt(self.residual_sq)
+
+    @property
+    def predicted_residual_norm(self) -> float:
+        """|r - R g|"""
+        return self.rate * sqrt(max(self.residual_sq - self.solution.fitted_sq, 0.0))
 
     @property
     def gain(self) -> float:
@@ -40,8 +55,8 @@ class Problem(NamedTuple):
         return self.predicted_residual_norm / self.residual_norm
 
 
-def solve(blocks: Sequence[Block], options: Options) -> Problem | None:
-    """Add up the blocks' systems, each at its present learning rate, and solve; None if a number is not finite.
+def assemble(blocks: Sequence[Block], options: Options) -> Problem | None:
+    """Add up the blocks' systems, each at its present learning rate; None if a number is not finite.
 
     Rates are relative to the largest, so that the system of a single block is taken as it is.
     """
@@ -52,22 +67,17 @@ def solve(blocks: Sequence[Block], options: Options) -> Problem | None:
     gram, rhs = _weighted_sum([block.system for block in blocks], weights)
     if not isfinite(residual_sq + path + sum(map(sum, gram)) + sum(rhs)):
         return None
-    if options.solver == "gram":
-        found = solve_gram(gram, rhs, options.regularization)
-    else:
-        found = _solve_qr(blocks, largest, options.regularization)
-    coefficients = [0.0] * options.history_size
-    for slot, value in zip(blocks[0].history.newest_first, found.values, strict=True):
-        coefficients[slot] = value
-    return Problem(
-        coefficients=coefficients,
-        rank=found.rank,
-        residual_norm=largest * sqrt(residual_sq),
-        predicted_residual_norm=largest * sqrt(max(residual_sq - found.fitted_sq, 0.0)),
+    problem = Problem(
+        gram=gram,
+        rate=largest,
+        residual_sq=residual_sq,
         normalized_norm=sqrt(sum(squares)),
         path=path,
-        gram=gram,
+        solve=partial(solve_gram, gram, rhs, options.regularization),
     )
+    if options.solver == "qr":  # from the rows, which will not stay
+        problem.solution = _solve_qr(blocks, largest, options.regularization)
+    return problem
 
 
 def _update_systems(blocks: Sequence[Block]) -> tuple[list[float], float]:
@@ -123,7 +133,7 @@ def form_candidates(blocks: Sequence[Block], problem: Problem, options: Options)
     parts = []
     for block in blocks:
         with full_precision(block.device):
-            parts.append(_form_candidate(block, problem.coefficients, options))
+            parts.append(_form_candidate(block, problem.solution.values, options))
     numbers = iter(_fetch(list(chain.from_iterable(parts))))
     e_times_r = e_sq = 0.0
     for block, part in zip(blocks, parts, strict=True):
@@ -135,20 +145,16 @@ def form_candidates(blocks: Sequence[Block], problem: Problem, options: Options)
     return sqrt(max(length_sq, 0.0)) if isfinite(length_sq) else nan, r_sq - e_times_r
 
 
-def _form_candidate(block: Block, coefficients: list[float], options: Options) -> list[Tensor]:
+def _form_candidate(block: Block, coefficients: Sequence[float], options: Options) -> list[Tensor]:
     """Put a block's candidate into ``iterate``; returns e . r / lr and e . e, chunk by chunk."""
     history = block.history
-    weights = mixing_weights(
-        torch.tensor(coefficients, dtype=block.dtype, device=block.device),
-        newest_first=history.newest_first,
-        learning_rates=history.learning_rates,
-        mixing=options.mixing,
-        relaxation=options.relaxation,
-    )
+    weights = mixing_weights(coefficients, history.learning_rates, options.mixing, options.relaxation)
+    residual_rows = block.by_slot(weights.residual_rows).clone() if weights.residual_rows else None
+    on_device = Weights(block.by_slot(weights.map_rows), residual_rows, weights.residual)
     products = []
     for a, b in block.chunks():
         last_r = columns(history.last_residual, a, b)
-        e = correction(weights, columns(history.map_diffs, a, b), columns(history.residual_diffs, a, b), last_r)
+        e = correction(on_device, columns(history.map_diffs, a, b), columns(history.residual_diffs, a, b), last_r)
         torch.sub(columns(history.last_map, a, b), e, out=columns(block.iterate, a, b))
         e = e.to(last_r.dtype)
         products += [torch.dot(e, last_r), torch.dot(e, e)]
