@@ -86,11 +86,11 @@ class Accelerator:
             self._extend_pair()
         if self.pending and not self._settle(self.pending, group_values):
             return loss
-        residual_max = self._residual_max() if self._averages and measured else None
-        jumped = False
-        if self.pair_steps and self._ends_pair(k):
+        stores = self.pair_steps > 0 and self._ends_pair(k)
+        if stores:
             self._store()
-            jumped = k % self.options.period == 0 and self._extrapolate(loss_fn)
+        residual_max = self._residual_max(stores) if self._averages and measured else None
+        jumped = stores and k % self.options.period == 0 and self._extrapolate(loss_fn)
         if residual_max is not None and not self.pending:
             self._average(residual_max, restart=jumped and self.options.period > 1)
         self._watch()
@@ -150,8 +150,8 @@ class Accelerator:
         for block in self.blocks:
             block.refresh()
 
-    def _residual_max(self) -> Tensor:
-        return largest([block.residual_max() for block in self.blocks])
+    def _residual_max(self, stored: bool) -> Tensor:
+        return largest([block.residual_max(stored) for block in self.blocks])
 
     def _store(self) -> None:
         """Add the pair (iterate, residual) to the history."""
@@ -291,6 +291,7 @@ class Accelerator:
         self.stats.describe = describe
         if self.hooks or logger.isEnabledFor(logging.DEBUG):
             record = self.stats.latest
+            assert record is not None
             logger.debug("%s", record)
             for hook in self.hooks.values():
                 hook(record)

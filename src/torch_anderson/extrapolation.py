@@ -16,7 +16,6 @@ from typing import Generic, NamedTuple, TypeVar
 import torch
 from torch import Tensor
 
-
 Row = TypeVar("Row")
 
 

@@ -65,7 +65,8 @@ def assemble(blocks: Sequence[Block], options: Options) -> Problem | None:
     squares, path = _update_systems(blocks)
     residual_sq = sum(map(mul, weights, squares))
     gram, rhs = _weighted_sum([block.system for block in blocks], weights)
-    if not isfinite(residual_sq + path + sum(map(sum, gram)) + sum(rhs)):
+    diagonal = [row[-1] for row in gram]  # bounds all of R'R
+    if not isfinite(residual_sq + path + sum(diagonal) + sum(rhs)):
         return None
     problem = Problem(
         gram=gram,

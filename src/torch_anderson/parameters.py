@@ -125,8 +125,10 @@ class Block:
         pairs = zip(self._views, self._parts, strict=True)
         return not all(torch.equal(view.to(self.dtype), before) for view, before in pairs)
 
-    def residual_max(self) -> Tensor:
-        """|r| in the maximum norm, on the device."""
+    def residual_max(self, stored: bool) -> Tensor:
+        """|r| in the maximum norm, on the device; ``stored``: r is in the history."""
+        if stored:
+            return self.history.last_residual.abs().amax().mul_(self.learning_rate)
         parts = [(self.read(a, b) - columns(self.iterate, a, b)).abs_().amax() for a, b in self.chunks()]
         return largest(parts)
 
@@ -181,7 +183,7 @@ def columns_of(vector: Tensor) -> ReadMap:
 
 def refuse_sparse(params: Iterable[Tensor]) -> None:
     """Raise for gradients that have no flat form."""
-    if any(p.grad is not None and p.grad.layout != torch.strided for p in params):
+    if any((gradient := p.grad) is not None and gradient.layout != torch.strided for p in params):
         raise RuntimeError(
             "Anderson does not support sparse gradients. Use dense ones (e.g. Embedding(sparse=False)), or opt the "
             "parameters' group out with {'params': ..., 'anderson': False}."
