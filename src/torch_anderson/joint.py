@@ -23,9 +23,9 @@ class Problem:
     """The joint problem, solved when its solution is asked for: a jump may be refused without it."""
 
     gram: list[list[float]]
-    """Lower triangle of R'R up to a factor, newest column first."""
+    """Lower triangle of R'R / rate^2, newest column first."""
     rate: float
-    """The largest learning rate: that factor."""
+    """The largest learning rate."""
     residual_sq: float
     """|r / rate|^2"""
     normalized_norm: float
