@@ -46,8 +46,8 @@ class Window:
         """Put the mean of the points into ``out``. Returns the largest standard deviation of an entry (a tensor
         without dimensions, on the device).
 
-        Points are shifted by one of them first: raw weights in float32 would be all cancellation. Passes over a
-        chunk in a cache are many times faster than a product with the projection, or ``torch.var``.
+        Points are shifted by one of them first: raw weights in float32 would be all cancellation. A few passes over a
+        chunk take less time than a product with a t x t projection, and about a tenth of ``torch.var_mean``'s.
         """
         mean_weights, line = self._weights
         variances = []
