@@ -220,16 +220,18 @@ class TextbookAnderson:
     def _reason_to_skip(self, r: Tensor, R: Tensor, gain: float, loss_fn: Callable | None) -> str:
         if self.safeguard == "loss" and loss_fn is None:
             return "no_loss"
+        cautious = self.safeguard == "descent" and not self.cycle
+        if cautious and self._smoothness(R) < self.smooth:
+            return "noisy"
         if gain > self.max_gain:
             return "no_gain"
-        if self.safeguard != "descent" or self.cycle:
+        if not cautious:
             return ""
         # As many columns as this explain some of any residual: the gain that n - columns free numbers would show.
         # Where the columns are more than half as many as the numbers, a gain shows nothing.
         n, columns = len(r), int((R.norm(dim=0) > 0).sum())
-        if columns > n / 2 or gain * (n / (n - columns)) ** 0.5 > self.trusted_gain:
-            return "no_gain"
-        return "noisy" if self._smoothness(R) < self.smooth else ""
+        trusted = columns <= n / 2 and gain * (n / (n - columns)) ** 0.5 <= self.trusted_gain
+        return "" if trusted else "no_gain"
 
     def _smoothness(self, R: Tensor) -> float:
         """Mean cosine between consecutive changes of the residual since the last jump; 1 if there are none."""

@@ -271,6 +271,21 @@ def test_hooks_of_the_base_fire_too():
     assert fired == [1, 1, 1]
 
 
+@pytest.mark.parametrize("safeguard", ["descent", None])
+@pytest.mark.parametrize("solver", ["gram", "qr"])
+def test_a_record_asked_for_late_is_the_one_that_a_hook_got_at_once(solver, safeguard):
+    # Without hooks a record is worked out when asked for: here after two more stored pairs.
+    records = []
+    for listen in (True, False):
+        model, optimizer = make("sgd", solver=solver, safeguard=safeguard, history_size=2)
+        if listen:
+            optimizer.register_acceleration_hook(records.append)
+        train(model, optimizer, 14)
+    assert records[-1].step == 12
+    assert optimizer.stats.latest == records[-1]
+    assert optimizer.stats.latest.gram == records[-1].gram
+
+
 def test_an_acceleration_hook_gets_every_record_until_it_is_removed():
     model, optimizer = make("sgd")
     records = []

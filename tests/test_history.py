@@ -52,7 +52,7 @@ class Recorder:
 
     def __init__(self, size: int, dtype: torch.dtype = torch.float64, n: int = N) -> None:
         self.history = History(size, n, device=CPU, dtype=dtype)
-        self.system = System(size)
+        self.system = System()
         self.plain = PairList(size)
         self.unread = 0
         self.generator = torch.Generator().manual_seed(0)
@@ -68,16 +68,16 @@ class Recorder:
 
     def reset(self) -> None:
         self.history.reset()
-        self.system = System(self.history.size)
+        self.system = System()
         self.plain = PairList(self.history.size)
         self.unread = 0
 
     def read(self) -> None:
         """Take the products of rows stored since the last time into the system, as an acceleration does."""
         if len(self.plain.pairs) > 1:
-            fresh = self.history.newest_first[: self.unread]
-            products, residual_sq = self.history.products(fresh)
-            self.system.update(fresh, products.tolist())
+            slots = self.history.newest_first
+            products, residual_sq = self.history.products(slots[: self.unread])
+            self.system.update(slots, products.tolist())
             self.unread = 0
             assert residual_sq.item() == pytest.approx(float(np.sum(self.plain.residuals[-1] ** 2)), rel=1e-12)
 
@@ -97,7 +97,7 @@ class Recorder:
 
     def check_system(self) -> None:
         R = self.plain.residual_diffs
-        gram, rhs = self.system.ordered(self.history.newest_first)
+        gram, rhs = self.system.gram, self.system.rhs
         tolerance = {"rtol": 1e-11, "atol": 1e-11}
         np.testing.assert_allclose(lower_triangle(gram), np.tril(R @ R.T), **tolerance)
         np.testing.assert_allclose(rhs, R @ self.plain.residuals[-1] if len(R) else [], **tolerance)

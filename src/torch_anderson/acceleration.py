@@ -4,6 +4,7 @@ import logging
 from collections import OrderedDict
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from math import hypot, inf, sqrt
 from typing import Any
 
@@ -17,8 +18,18 @@ from .averaging import largest
 from .evaluation import LossFn, evaluate
 from .history import full_precision
 from .options import Options
-from .parameters import Block, Layout, accelerated, build_blocks, refuse_sparse
-from .safeguard import MAX_GAIN, Decision, Jump, geometric_test, loss_test, reason_to_distrust, residual_test
+from .parameters import Block, Layout, accelerated, build_blocks, look, refuse_sparse
+from .safeguard import (
+    MAX_GAIN,
+    TRUSTED_GAIN,
+    Decision,
+    Jump,
+    adjusted_gain,
+    geometric_test,
+    is_noise,
+    loss_test,
+    residual_test,
+)
 from .stats import Acceleration, Pending, Stats
 
 logger = logging.getLogger("torch_anderson")
@@ -41,6 +52,7 @@ class Accelerator:
         self.pending: Pending | None = None
         self.snapshot = base_state.Snapshot()
         self._layout: Layout | None = None
+        self._seen: list[Any] = []
         self.waiting: list[Tensor] | None = None  # parameters whose base state does not exist yet
         self._versions: int | None = None
         self._told: set[str] = set()
@@ -63,6 +75,8 @@ class Accelerator:
         measured = self._begins_pair(k) and self._keep_iterates()
         group_values = base_state.group_values(self.base) if self.pending else []
         loss = self.base.step(closure)
+        if measured or self.pair_steps:
+            self._refresh()  # the base may have given the parameters other memory
         if not self._moved(measured):
             self._watch()
             return loss
@@ -72,11 +86,11 @@ class Accelerator:
             self._extend_pair()
         if self.pending and not self._settle(self.pending, group_values):
             return loss
-        residual_max = self._residual_max() if self._averages and measured else None
-        jumped = False
-        if self.pair_steps and self._ends_pair(k):
+        stores = self.pair_steps > 0 and self._ends_pair(k)
+        if stores:
             self._store()
-            jumped = k % self.options.period == 0 and self._extrapolate(loss_fn)
+        residual_max = self._residual_max(stores) if self._averages and measured else None
+        jumped = stores and k % self.options.period == 0 and self._extrapolate(loss_fn)
         if residual_max is not None and not self.pending:
             self._average(residual_max, restart=jumped and self.options.period > 1)
         self._watch()
@@ -126,15 +140,18 @@ class Accelerator:
         """Count a base step in its pair: the only one, or one of a cycle, whose learning rates add up."""
         averaged = self.pair_steps - (self.options.period - self.options.average_window)
         for block in self.blocks:
-            block.views()  # the base may have given the parameters other memory
             rate = self._learning_rate(block) if self._proportional else 1.0
             block.learning_rate = rate + block.learning_rate if self.pair_steps and self._proportional else rate
             if self._cycle_mean and averaged >= 0:
                 block.add_displacement(first=averaged == 0)
         self.pair_steps += 1
 
-    def _residual_max(self) -> Tensor:
-        return largest([block.residual_max() for block in self.blocks])
+    def _refresh(self) -> None:
+        for block in self.blocks:
+            block.refresh()
+
+    def _residual_max(self, stored: bool) -> Tensor:
+        return largest([block.residual_max(stored) for block in self.blocks])
 
     def _store(self) -> None:
         """Add the pair (iterate, residual) to the history."""
@@ -163,58 +180,48 @@ class Accelerator:
         """Jump to the accelerated weights if they pass; True if that is final."""
         if self.blocks[0].history.pairs < 2:
             return self._skip("short_history")
-        problem = joint.solve(self.blocks, self.options)
+        problem = joint.assemble(self.blocks, self.options)
         if problem is None:
             self.reset_history()
             return self._skip("nonfinite")
-        record = self._record(problem)
-        if cause := self._reason_to_skip(record, loss_fn):
-            return self._skip(cause, record)
+        if cause := self._reason_to_skip(problem, loss_fn):
+            return self._skip(cause, problem)
         length, descent = joint.form_candidates(self.blocks, problem, self.options)
-        record = replace(record, step_ratio=length / record.residual_norm)
         decision = geometric_test(
             Jump(length, descent, problem.path),
             max_jump=self.options.max_jump,
-            least_descent=self._least_descent(record),
+            least_descent=self._least_descent(problem),
         )
         if decision.accepted:
             decision = self._write_candidates(loss_fn)
         self.stats.counts["attempted"] += 1
+        describe = partial(_describe, problem, self.k, decision.cause, length)
         if decision.accepted and self.options.safeguard == "residual":
             self.snapshot.take(self.base)
-            self.pending = Pending(problem.normalized_norm, record)
+            self.pending = Pending(problem.normalized_norm, describe())
             return False
-        self._conclude(decision, record)
+        self._conclude(decision, describe)
         return decision.accepted
 
-    def _record(self, problem: joint.Problem) -> Acceleration:
-        return Acceleration(
-            step=self.k,
-            residual_norm=problem.residual_norm,
-            predicted_residual_norm=problem.predicted_residual_norm,
-            rank=problem.rank,
-            history_len=self.blocks[0].history.rows,
-            coefficient_norm=hypot(*problem.coefficients),
-            gram=problem.gram,
-        )
-
-    def _reason_to_skip(self, record: Acceleration, loss_fn: LossFn | None) -> str:
-        if record.residual_norm == 0:
+    def _reason_to_skip(self, problem: joint.Problem, loss_fn: LossFn | None) -> str:
+        if problem.residual_norm == 0:
             return "converged"
         if self.options.safeguard == "loss" and loss_fn is None:
             return "no_loss"
-        if record.gain > MAX_GAIN:
+        cautious = self.options.safeguard == "descent" and not self._cyclic  # a cycle's signal is above the noise
+        if cautious and is_noise(problem.gram, self.pairs_since_jump - 1):  # first, as it needs no solution
+            return "noisy"
+        gain = problem.gain
+        if gain > MAX_GAIN:
             return "no_gain"
-        if self.options.safeguard == "descent" and not self._cyclic:  # a cycle has a signal of its own, above noise
-            n = sum(block.n for block in self.blocks)
-            return reason_to_distrust(record.gain, record.rank, n, record.gram or [], self.pairs_since_jump - 1)
-        return ""
+        n = sum(block.n for block in self.blocks)
+        return "no_gain" if cautious and adjusted_gain(gain, problem.solution.rank, n) > TRUSTED_GAIN else ""
 
-    def _least_descent(self, record: Acceleration) -> float:
+    def _least_descent(self, problem: joint.Problem) -> float:
         """What the inner product of the jump with r must exceed: that of the plain step, |r|^2."""
         if self.options.safeguard != "descent":
             return -inf
-        return 0.0 if self._cyclic else record.residual_norm**2
+        return 0.0 if self._cyclic else problem.residual_norm**2
 
     def _write_candidates(self, loss_fn: LossFn | None) -> Decision:
         """Set the weights to the candidate; go back if the loss is asked for and not lower there."""
@@ -224,12 +231,14 @@ class Accelerator:
         params = [p for group in self.base.param_groups for p in group["params"]]
         plain = [block.keep_last_iterate() if self._cycle_mean else block.history.last_map for block in self.blocks]
         before = evaluate(loss_fn, params)
+        self._refresh()  # so may a forward pass
         self._write([block.iterate for block in self.blocks])
         decision = Decision(False)
         try:
             decision = loss_test(before, evaluate(loss_fn, params))
         finally:
             if not decision.accepted:
+                self._refresh()
                 self._write(plain)
         self.stats.counts["extra_evaluations"] += 2
         return decision
@@ -249,39 +258,43 @@ class Accelerator:
             points = [block.iterate if decision.accepted else block.history.last_map for block in self.blocks]
             self._push(points, restart=decision.accepted and self.options.period > 1)
         if not decision.accepted:
-            for block in self.blocks:  # all of it, whether or not there is a gradient in this step too
-                torch._foreach_copy_(block.views(), block.history.last_map.split(block.sizes))
+            for block in self.blocks:
+                block.write_all(block.history.last_map)
             self.snapshot.restore(self.base)
             base_state.restore_group_values(self.base, group_values)
             self.waiting = None  # restored parameters may be without state again
             self._watch()
-        self._conclude(decision, pending.record)
+        self._conclude(decision, partial(replace, pending.record, cause=decision.cause))
         return decision.accepted
 
-    def _skip(self, cause: str, record: Acceleration | None = None) -> bool:
+    def _skip(self, cause: str, problem: joint.Problem | None = None) -> bool:
         self.stats.counts[f"skipped_{cause}"] += 1
-        if record is not None:
-            self._tell(replace(record, cause=cause))
+        if problem is not None:
+            self._tell(partial(_describe, problem, self.k, cause))
         return False
 
-    def _conclude(self, decision: Decision, record: Acceleration) -> None:
+    def _conclude(self, decision: Decision, describe: Callable[[], Acceleration]) -> None:
         self.stats.counts["accepted" if decision.accepted else f"rejected_{decision.cause}"] += 1
         if decision.accepted:
             self.pairs_since_jump = 0
             if self.options.on_accept == "reset_momentum" and not base_state.reset_momentum(self.base):
                 self._tell_once("on_accept='reset_momentum': %s keeps no momentum that we know of")
-        self._tell(replace(record, cause=decision.cause))
+        self._tell(describe)
 
     def _tell_once(self, message: str) -> None:
         if message not in self._told:
             self._told.add(message)
             logger.info(message, type(self.base).__name__)
 
-    def _tell(self, record: Acceleration) -> None:
-        self.stats.latest = record
-        logger.debug("%s", record)
-        for hook in self.hooks.values():
-            hook(record)
+    def _tell(self, describe: Callable[[], Acceleration]) -> None:
+        """Tell of an acceleration; what nobody listens to is worked out when somebody asks."""
+        self.stats.describe = describe
+        if self.hooks or logger.isEnabledFor(logging.DEBUG):
+            record = self.stats.latest
+            assert record is not None
+            logger.debug("%s", record)
+            for hook in self.hooks.values():
+                hook(record)
 
     # --------------------------------------------------------------------------------------- moving average
 
@@ -326,7 +339,8 @@ class Accelerator:
     def cancel(self) -> None:
         """Drop what does not survive weights that come from elsewhere."""
         if self.pending:
-            self._conclude(Decision(False, "outside_write"), self.pending.record)
+            record = replace(self.pending.record, cause="outside_write")
+            self._conclude(Decision(False, record.cause), lambda: record)
         self.pending = None
         self.pair_steps = 0
         for block in self.blocks:
@@ -356,8 +370,13 @@ class Accelerator:
 
         Histories of the same parameters are taken along; otherwise they start anew.
         """
+        seen = look(self.base.param_groups)
+        if seen == self._seen and (self.waiting is None or checkpoint.in_place(self)):
+            return
+        self._seen = seen
         known, now = self._layout, Layout.of(self.base.param_groups)
         if now == known and (self.waiting is None or checkpoint.in_place(self)):
+            self._refresh()
             return
         if known is not None and now.members == known.members and now.places != known.places:
             self.publish()
@@ -405,3 +424,17 @@ class Accelerator:
         if self.waiting is None or any(p.grad is not None for p in self.waiting):
             self.ensure_blocks()
             self.publish(stepped=True)
+
+
+def _describe(problem: joint.Problem, step: int, cause: str, length: float = 0.0) -> Acceleration:
+    return Acceleration(
+        step=step,
+        residual_norm=problem.residual_norm,
+        predicted_residual_norm=problem.predicted_residual_norm,
+        rank=problem.solution.rank,
+        history_len=len(problem.gram),
+        coefficient_norm=hypot(*problem.solution.values),
+        step_ratio=length and length / problem.residual_norm,
+        cause=cause,
+        gram=problem.gram,
+    )

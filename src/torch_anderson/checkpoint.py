@@ -215,8 +215,14 @@ def _numbers(run: "Accelerator", block: Block) -> Tensor:
         history.fresh,
         window.count if window else 0,
     ]
-    system = [*chain.from_iterable(block.system.gram), *block.system.rhs]
-    return torch.tensor([*progress, *pending, *counts, *pair, *rates, *padding, *system], dtype=torch.float64)
+    return torch.tensor([*progress, *pending, *counts, *pair, *rates, *padding, *_system(block)], dtype=torch.float64)
+
+
+def _system(block: Block) -> list[float]:
+    """The small system, in as many numbers as a full one."""
+    gram, rhs, m = block.system.gram, block.system.rhs, block.history.size
+    numbers = [len(rhs), *rhs, *chain.from_iterable(gram)]
+    return numbers + [0.0] * (1 + m + m * (m + 1) // 2 - len(numbers))
 
 
 def _set_numbers(run: "Accelerator", block: Block, numbers: Sequence[float]) -> None:
@@ -234,5 +240,6 @@ def _set_numbers(run: "Accelerator", block: Block, numbers: Sequence[float]) -> 
     block.learning_rate, stored_rate = islice(rest, 2)
     block.stored_rate = None if stored_rate < 0 else stored_rate
     history.learning_rates = list(islice(rest, m + 1))[: min(history.pairs, m + 1)]
-    block.system.gram = [list(islice(rest, m)) for _ in range(m)]
-    block.system.rhs = list(islice(rest, m))
+    columns = int(next(rest))
+    block.system.rhs = list(islice(rest, columns))
+    block.system.gram = [list(islice(rest, i + 1)) for i in range(columns)]

@@ -11,61 +11,60 @@ Both are plain Anderson acceleration at beta = 1.
 
 from collections.abc import Sequence
 from itertools import accumulate
-from typing import NamedTuple
+from typing import Generic, NamedTuple, TypeVar
 
 import torch
 from torch import Tensor
 
+Row = TypeVar("Row")
 
-class Weights(NamedTuple):
+
+class Weights(NamedTuple, Generic[Row]):
     """e = map_diffs' @ map_rows + residual_diffs' @ residual_rows + residual * last_residual.
 
     Residual rows and the last residual are divided by the learning rate that made them.
     """
 
-    map_rows: Tensor
-    residual_rows: Tensor | None
+    map_rows: Row
+    residual_rows: Row | None
     residual: float
 
 
-def mixing_weights(
-    coefficients: Tensor,
-    *,
-    newest_first: Sequence[int],
-    learning_rates: Sequence[float],
-    mixing: str,
-    relaxation: float,
-) -> Weights:
-    """Weights of the correction, in the order of the coefficients.
+def mixing_factors(mixing: str, relaxation: float, rate: float) -> tuple[float, float, float]:
+    """(a, b, c) of e = a M'g + b R'g + c r, where R and r are divided by the learning rate.
 
-    ``newest_first`` lists the rows in use, ``learning_rates`` (oldest first) are those of the pairs that they span.
+    >>> mixing_factors("paper", 0.25, 2.0), mixing_factors("anderson", 0.25, 2.0)
+    ((0.25, 0.0, 1.5), (1.0, -1.5, 1.5))
     """
+    undone = (1 - relaxation) * rate
+    return (relaxation, 0.0, undone) if mixing == "paper" else (1.0, -undone, undone)
+
+
+def mixing_weights(
+    coefficients: Sequence[float], learning_rates: Sequence[float], mixing: str, relaxation: float
+) -> Weights[list[float]]:
+    """Weights of the correction, in the order of the coefficients: newest first. ``learning_rates``, oldest first, are
+    those of the pairs that the rows span."""
     rate = learning_rates[-1]
-    residual_rows, residual = None, 0.0
+    a, b, residual = mixing_factors(mixing, relaxation, rate)
+    residual_rows = [b * g for g in coefficients] if b else None
     if learning_rates.count(rate) < len(learning_rates):
-        residual_rows, residual = _rate_change(coefficients, newest_first[::-1], learning_rates)
-    if relaxation == 1.0:
-        return Weights(coefficients, residual_rows, residual)
-    if mixing == "paper":
-        scaled = None if residual_rows is None else relaxation * residual_rows
-        return Weights(relaxation * coefficients, scaled, relaxation * residual + (1 - relaxation) * rate)
-    undone = (relaxation - 1) * rate * coefficients
-    rows = undone if residual_rows is None else residual_rows + undone
-    return Weights(coefficients, rows, residual + (1 - relaxation) * rate)
+        lacking, last = _rate_change(coefficients, learning_rates)
+        residual_rows = [a * x + b * g for x, g in zip(lacking, coefficients, strict=True)]
+        residual += a * last
+    return Weights([a * g for g in coefficients], residual_rows, residual)
 
 
-def _rate_change(coefficients: Tensor, order: Sequence[int], learning_rates: Sequence[float]) -> tuple[Tensor, float]:
+def _rate_change(coefficients: Sequence[float], learning_rates: Sequence[float]) -> tuple[list[float], float]:
     """What rows of map_diffs measured at other learning rates lack: u_i at the present rate is
     u_i + (lr_now - lr_i) r_i / lr_i, and each r_i / lr_i is the last one less the differences after it."""
-    g = [0.0, *coefficients[order].tolist(), 0.0]
+    g = [0.0, *reversed(coefficients), 0.0]
     lacking = [(learning_rates[-1] - rate) * (g[i] - g[i + 1]) for i, rate in enumerate(learning_rates)]
-    totals = list(accumulate(lacking))
-    rows = torch.zeros_like(coefficients)
-    rows[order] = -rows.new_tensor(totals[:-1])
-    return rows, totals[-1]
+    *totals, last = accumulate(lacking)
+    return [-total for total in reversed(totals)], last
 
 
-def correction(weights: Weights, map_diffs: Tensor, residual_diffs: Tensor, last_residual: Tensor) -> Tensor:
+def correction(weights: Weights[Tensor], map_diffs: Tensor, residual_diffs: Tensor, last_residual: Tensor) -> Tensor:
     """The vector e for one range of columns; rows and weights in the same order, or batches of them.
 
     >>> weights = Weights(torch.tensor([2.0]), None, 0.5)

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from .extrapolation import correction, mixing_weights
+from .extrapolation import Weights, correction, mixing_factors
 from .history import History, full_precision
 from .least_squares import solve_gram_batch
 from .options import CHOICES, is_integer
@@ -100,13 +100,8 @@ def _next_iterate(history: History, relaxation: float, mixing: str, regularizati
     products, residual_sq = history.products(range(history.size))
     gram, rhs = products[..., :-1, :], products[..., -1, :]
     values, fitted_sq = solve_gram_batch(gram, rhs, regularization)
-    weights = mixing_weights(
-        values,
-        newest_first=history.newest_first,
-        learning_rates=history.learning_rates,
-        mixing=mixing,
-        relaxation=relaxation,
-    )
+    a, b, residual = mixing_factors(mixing, relaxation, rate=1.0)
+    weights = Weights(a * values, b * values if b else None, residual)
     e = correction(weights, history.map_diffs, history.residual_diffs, history.last_residual)
     return history.last_map - e, (residual_sq - fitted_sq).clamp_min(0.0).sqrt()
 

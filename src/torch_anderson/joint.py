@@ -1,42 +1,62 @@
-"""The one least-squares problem over all blocks: solving it, and forming the candidate."""
+"""The one least-squares problem over all blocks: putting it together, and forming the candidate."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import cached_property, partial
 from itertools import chain, islice
 from math import fsum, isfinite, nan, sqrt
 from operator import mul
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from .extrapolation import correction, mixing_weights
+from .extrapolation import Weights, correction, mixing_weights
 from .history import columns, full_precision
-from .least_squares import Coefficients, solve_gram, solve_qr
+from .least_squares import Coefficients, System, solve_gram, solve_qr
 from .options import Options
 from .parameters import Block
 
 
-class Problem(NamedTuple):
-    """The joint problem, solved."""
+@dataclass(eq=False)
+class Problem:
+    """The joint problem, solved when its solution is asked for: a jump may be refused without it."""
 
-    coefficients: list[float]
-    """g, in the order of the slots."""
-    rank: int
-    """Columns in use."""
-    residual_norm: float
-    """|r|"""
-    predicted_residual_norm: float
-    """|r - R g|"""
+    gram: list[list[float]]
+    """Lower triangle of R'R / rate^2, newest column first."""
+    rate: float
+    """The largest learning rate."""
+    residual_sq: float
+    """|r / rate|^2"""
     normalized_norm: float
-    """|r / lr|"""
+    """|r / lr|, each entry divided by its own learning rate."""
     path: float
     """Length of the path through the stored iterates."""
-    gram: list[list[float]]
-    """Lower triangle of R'R up to a factor, newest column first."""
+    solve: Callable[[], Coefficients]
+
+    @cached_property
+    def solution(self) -> Coefficients:
+        """g, newest column first."""
+        return self.solve()
+
+    @property
+    def residual_norm(self) -> float:
+        """|r|"""
+        return self.rate * sqrt(self.residual_sq)
+
+    @property
+    def predicted_residual_norm(self) -> float:
+        """|r - R g|"""
+        return self.rate * sqrt(max(self.residual_sq - self.solution.fitted_sq, 0.0))
+
+    @property
+    def gain(self) -> float:
+        """Predicted over present residual norm."""
+        return self.predicted_residual_norm / self.residual_norm
 
 
-def solve(blocks: Sequence[Block], options: Options) -> Problem | None:
-    """Add up the blocks' systems, each at its present learning rate, and solve; None if a number is not finite.
+def assemble(blocks: Sequence[Block], options: Options) -> Problem | None:
+    """Add up the blocks' systems, each at its present learning rate; None if a number is not finite.
 
     Rates are relative to the largest, so that the system of a single block is taken as it is.
     """
@@ -44,39 +64,34 @@ def solve(blocks: Sequence[Block], options: Options) -> Problem | None:
     weights = [(block.learning_rate / largest) ** 2 for block in blocks]
     squares, path = _update_systems(blocks)
     residual_sq = sum(map(mul, weights, squares))
-    newest_first = blocks[0].history.newest_first
-    gram, rhs = _weighted_sum([block.system.ordered(newest_first) for block in blocks], weights)
-    if not isfinite(residual_sq + path + sum(map(sum, gram)) + sum(rhs)):
+    gram, rhs = _weighted_sum([block.system for block in blocks], weights)
+    diagonal = [row[-1] for row in gram]  # bounds all of R'R
+    if not isfinite(residual_sq + path + sum(diagonal) + sum(rhs)):
         return None
-    if options.solver == "gram":
-        found = solve_gram(gram, rhs, options.regularization)
-    else:
-        found = _solve_qr(blocks, largest, options.regularization)
-    coefficients = [0.0] * options.history_size
-    for slot, value in zip(newest_first, found.values, strict=True):
-        coefficients[slot] = value
-    return Problem(
-        coefficients=coefficients,
-        rank=found.rank,
-        residual_norm=largest * sqrt(residual_sq),
-        predicted_residual_norm=largest * sqrt(max(residual_sq - found.fitted_sq, 0.0)),
+    problem = Problem(
+        gram=gram,
+        rate=largest,
+        residual_sq=residual_sq,
         normalized_norm=sqrt(sum(squares)),
         path=path,
-        gram=gram,
+        solve=partial(solve_gram, gram, rhs, options.regularization),
     )
+    if options.solver == "qr":  # from the rows, which will not stay
+        problem.solution = _solve_qr(blocks, largest, options.regularization)
+    return problem
 
 
 def _update_systems(blocks: Sequence[Block]) -> tuple[list[float], float]:
     """Bring the blocks' systems up to date, with one copy of all numbers from the device. Returns |r / lr|^2 of
     each block and the length of the path."""
-    fresh = blocks[0].history.newest_first[: blocks[0].history.fresh]
+    newest_first = blocks[0].history.newest_first
     parts: list[Tensor] = []
     for block in blocks:
-        parts += [*block.history.products(fresh), block.history.path_sq]
+        parts += [*block.history.products(newest_first[: block.history.fresh]), block.history.path_sq]
         block.history.fresh = 0
     numbers = _fetch(parts)
     for block, products in zip(blocks, numbers[::3], strict=True):
-        block.system.update(fresh, products)
+        block.system.update(newest_first, products)
     path_sq = numbers[2] if len(blocks) == 1 else map(sum, zip(*numbers[2::3], strict=True))
     return numbers[1::3], sum(map(sqrt, path_sq))
 
@@ -90,16 +105,15 @@ def _fetch(parts: Sequence[Tensor]) -> list[Any]:
     return [part.tolist() for part in parts]
 
 
-def _weighted_sum(
-    systems: Sequence[tuple[list[list[float]], list[float]]], weights: Sequence[float]
-) -> tuple[list[list[float]], list[float]]:
+def _weighted_sum(systems: Sequence[System], weights: Sequence[float]) -> tuple[list[list[float]], list[float]]:
     if len(systems) == 1:
-        return systems[0]
-    grams, sides = zip(*systems, strict=True)
-    gram = [
-        [sum(map(mul, weights, entries)) for entries in zip(*rows, strict=True)] for rows in zip(*grams, strict=True)
-    ]
-    return gram, [sum(map(mul, weights, entries)) for entries in zip(*sides, strict=True)]
+        return systems[0].gram, systems[0].rhs
+    gram = [_weighted_rows(rows, weights) for rows in zip(*(system.gram for system in systems), strict=True)]
+    return gram, _weighted_rows([system.rhs for system in systems], weights)
+
+
+def _weighted_rows(rows: Sequence[list[float]], weights: Sequence[float]) -> list[float]:
+    return [sum(map(mul, weights, entries)) for entries in zip(*rows, strict=True)]
 
 
 def _solve_qr(blocks: Sequence[Block], largest: float, regularization: float) -> Coefficients:
@@ -120,7 +134,7 @@ def form_candidates(blocks: Sequence[Block], problem: Problem, options: Options)
     parts = []
     for block in blocks:
         with full_precision(block.device):
-            parts.append(_form_candidate(block, problem.coefficients, options))
+            parts.append(_form_candidate(block, problem.solution.values, options))
     numbers = iter(_fetch(list(chain.from_iterable(parts))))
     e_times_r = e_sq = 0.0
     for block, part in zip(blocks, parts, strict=True):
@@ -132,20 +146,16 @@ def form_candidates(blocks: Sequence[Block], problem: Problem, options: Options)
     return sqrt(max(length_sq, 0.0)) if isfinite(length_sq) else nan, r_sq - e_times_r
 
 
-def _form_candidate(block: Block, coefficients: list[float], options: Options) -> list[Tensor]:
+def _form_candidate(block: Block, coefficients: Sequence[float], options: Options) -> list[Tensor]:
     """Put a block's candidate into ``iterate``; returns e . r / lr and e . e, chunk by chunk."""
     history = block.history
-    weights = mixing_weights(
-        torch.tensor(coefficients, dtype=block.dtype, device=block.device),
-        newest_first=history.newest_first,
-        learning_rates=history.learning_rates,
-        mixing=options.mixing,
-        relaxation=options.relaxation,
-    )
+    weights = mixing_weights(coefficients, history.learning_rates, options.mixing, options.relaxation)
+    residual_rows = block.by_slot(weights.residual_rows).clone() if weights.residual_rows else None
+    on_device = Weights(block.by_slot(weights.map_rows), residual_rows, weights.residual)
     products = []
     for a, b in block.chunks():
         last_r = columns(history.last_residual, a, b)
-        e = correction(weights, columns(history.map_diffs, a, b), columns(history.residual_diffs, a, b), last_r)
+        e = correction(on_device, columns(history.map_diffs, a, b), columns(history.residual_diffs, a, b), last_r)
         torch.sub(columns(history.last_map, a, b), e, out=columns(block.iterate, a, b))
         e = e.to(last_r.dtype)
         products += [torch.dot(e, last_r), torch.dot(e, e)]

@@ -21,37 +21,32 @@ QR_TOLERANCE = 1e-13
 
 
 class System:
-    """The small system G = R'R, b = R'r of a ring of rows, kept up to date as rows are replaced.
+    """The small system G = R'R, b = R'r of the held columns, newest first, of G the lower triangle.
 
-    A new row brings its products with all rows: the Gram matrix is never rebuilt. The right-hand side follows from
-    r = r_before + sum of the new rows, without another pass over the old ones.
+    A new column brings its products with all columns: the Gram matrix is never rebuilt. The right-hand side follows
+    from r = r_before + sum of the new columns, without another pass over the old ones.
     """
 
-    def __init__(self, size: int):
-        self.gram = [[0.0] * size for _ in range(size)]
-        self.rhs = [0.0] * size
+    def __init__(self, columns: int = 0):
+        self.gram = [[0.0] * (i + 1) for i in range(columns)]
+        self.rhs = [0.0] * columns
 
-    def update(self, slots: Sequence[int], products: Sequence[Sequence[float]]) -> None:
-        """Take over ``History.products(slots)``.
+    def update(self, newest_first: Sequence[int], products: Sequence[Sequence[float]]) -> None:
+        """Take over ``History.products`` of the newest columns; ``newest_first`` are the slots of all held ones.
 
-        >>> system = System(2)  # R = [1 2], and r = 5 at first
+        >>> system = System()  # R = [1 2], and r = 5 at first
         >>> system.update([0], [[1.0], [0.0], [5.0]])
-        >>> system.update([1], [[2.0], [4.0], [14.0]])  # r = 5 + 2
+        >>> system.update([1, 0], [[2.0], [4.0], [14.0]])  # r = 5 + 2
         >>> system.gram, system.rhs
-        ([[1.0, 2.0], [2.0, 4.0]], [7.0, 14.0])
+        ([[4.0], [2.0, 1.0]], [14.0, 7.0])
         """
-        *rows, with_residual = products
-        for j, row in enumerate(rows):
-            self.rhs[j] += sum(row)
-            for slot, product in zip(slots, row, strict=True):
-                self.gram[slot][j] = self.gram[j][slot] = product
-        for slot, product in zip(slots, with_residual, strict=True):
-            self.rhs[slot] = product
-
-    def ordered(self, slots: Sequence[int]) -> tuple[list[list[float]], list[float]]:
-        """Lower triangle of the Gram matrix, and the right-hand side, for columns in this order."""
-        gram = [[self.gram[slot][other] for other in slots[: i + 1]] for i, slot in enumerate(slots)]
-        return gram, [self.rhs[slot] for slot in slots]
+        rows, with_residual = [products[slot] for slot in newest_first], products[-1]
+        fresh = len(with_residual)
+        older = zip(self.rhs, rows[fresh:], strict=False)  # what was the oldest may be gone
+        self.rhs = [*with_residual, *(before + sum(row) for before, row in older)]
+        for new in reversed(range(fresh)):
+            column = [row[new] for row in rows[new:]]
+            self.gram = [column[:1], *([x, *row] for x, row in zip(column[1:], self.gram, strict=False))]
 
 
 @dataclass(frozen=True)

@@ -5,9 +5,11 @@ and one flat row per vector. Half-precision parameters are accelerated in float3
 real numbers.
 """
 
+from array import array
 from bisect import bisect_right
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import accumulate, compress
+from operator import attrgetter
 from typing import Any, NamedTuple
 
 import torch
@@ -29,17 +31,20 @@ class Block:
         self.device = params[0].device
         self.dtype = working_dtype(params[0].dtype)
         self._views = [flat_view(p) for p in params]
-        self._pointers = [p.data_ptr() for p in params]
+        self._pointers = pointers(params)
         self.sizes = [view.numel() for view in self._views]
         self.offsets = [0, *accumulate(self.sizes)]
         self.n = self.offsets[-1]
         self.history = History(history_size, self.n, device=self.device, dtype=self.dtype)
-        self.system = System(history_size)
+        self.system = System()
         self.iterate = torch.zeros(self.n, device=self.device, dtype=self.dtype)
         self._parts = self.iterate.split(self.sizes)
         self.window = Window(window, self.n, criterion, device=self.device, dtype=self.dtype) if window else None
         self.learning_rate = 1.0  # of the pair being measured; summed over a cycle
         self.stored_rate: float | None = None  # the group's own, when the last pair was stored
+        # Weights of rows. Python writes to the memory of a tensor, which takes a tenth of the time of making one.
+        self._numbers = array("d" if self.dtype == torch.float64 else "f", [0.0] * history_size)
+        self._weights = torch.frombuffer(self._numbers, dtype=self.dtype)
 
     @property
     def bytes(self) -> int:
@@ -59,12 +64,11 @@ class Block:
         """Ranges of columns to work on, one after the other."""
         return chunks(self.n, self.device)
 
-    def views(self) -> list[Tensor]:
-        """Flat views of the parameters. A parameter whose memory was swapped (``p.data = ...``) gets a new one."""
-        pointers = [param.data_ptr() for param in self.params]
-        if pointers != self._pointers:
-            self._pointers, self._views = pointers, [flat_view(param) for param in self.params]
-        return self._views
+    def refresh(self) -> None:
+        """Look at the parameters anew where their memory was swapped (``p.data = ...``), by the base or others."""
+        now = pointers(self.params)
+        if now != self._pointers:
+            self._pointers, self._views = now, [flat_view(param) for param in self.params]
 
     def read(self, start: int, stop: int) -> Tensor:
         """The present parameters, for a range of columns, in the working type."""
@@ -78,21 +82,32 @@ class Block:
             pieces = [view[max(start - offset, 0) : stop - offset] for view, offset in spans]
         return (pieces[0] if len(pieces) == 1 else torch.cat(pieces)).to(self.dtype)
 
+    def by_slot(self, newest_first: Iterable[float]) -> Tensor:
+        """Weights of rows as a vector in the order of the slots, 0 for empty ones; valid until the next call."""
+        weights = [0.0] * self.history.size
+        for slot, weight in zip(self.history.newest_first, newest_first, strict=True):
+            weights[slot] = weight
+        self._numbers[:] = array(self._numbers.typecode, weights)
+        return self._weights.to(self.device)
+
     def keep_iterate(self) -> None:
         """Copy the parameters to ``iterate``, before a base step that is measured."""
         self.copy_to(self.iterate)
 
     def copy_to(self, vector: Tensor) -> None:
         """Copy the present parameters to a vector."""
-        views = self.views()
-        if views[0].dtype == vector.dtype:
-            torch.cat(views, out=vector)
+        if self._views[0].dtype == vector.dtype:
+            torch.cat(self._views, out=vector)
         else:  # converting makes ``cat`` four times slower than these
-            torch._foreach_copy_(vector.split(self.sizes), views)
+            torch._foreach_copy_(vector.split(self.sizes), self._views)
+
+    def write_all(self, vector: Tensor) -> None:
+        """Set the parameters, whether or not they have a gradient."""
+        torch._foreach_copy_(self._views, vector.split(self.sizes))
 
     def write(self, vector: Tensor) -> None:
         """Set the parameters, except those that the base leaves alone because they have no gradient."""
-        targets, sources = self.views(), self._parts if vector is self.iterate else vector.split(self.sizes)
+        targets, sources = self._views, self._parts if vector is self.iterate else vector.split(self.sizes)
         has_gradient = [param.grad is not None for param in self.params]
         if not all(has_gradient):
             targets, sources = list(compress(targets, has_gradient)), list(compress(sources, has_gradient))
@@ -107,11 +122,13 @@ class Block:
         """
         if self.device.type != "cpu":
             return True
-        pairs = zip(self.views(), self._parts, strict=True)
+        pairs = zip(self._views, self._parts, strict=True)
         return not all(torch.equal(view.to(self.dtype), before) for view, before in pairs)
 
-    def residual_max(self) -> Tensor:
-        """|r| in the maximum norm, on the device."""
+    def residual_max(self, stored: bool) -> Tensor:
+        """|r| in the maximum norm, on the device; ``stored``: r is in the history."""
+        if stored:
+            return self.history.last_residual.abs().amax().mul_(self.learning_rate)
         parts = [(self.read(a, b) - columns(self.iterate, a, b)).abs_().amax() for a, b in self.chunks()]
         return largest(parts)
 
@@ -124,12 +141,13 @@ class Block:
     def reset(self) -> None:
         """Forget every pair."""
         self.history.reset()
-        self.system = System(self.history.size)
+        self.system = System()
 
     def take_progress(self, other: "Block") -> None:
         """Stand where another block stands, with nothing but zero residuals behind."""
         self.history.pairs, self.history.fresh = other.history.pairs, other.history.fresh
         self.history.learning_rates = list(other.history.learning_rates)
+        self.system = System(len(other.system.rhs))
         self.learning_rate, self.stored_rate = other.learning_rate, other.stored_rate
         if self.window and other.window:
             self.window.count = other.window.count
@@ -165,7 +183,7 @@ def columns_of(vector: Tensor) -> ReadMap:
 
 def refuse_sparse(params: Iterable[Tensor]) -> None:
     """Raise for gradients that have no flat form."""
-    if any(p.grad is not None and p.grad.layout != torch.strided for p in params):
+    if any((gradient := p.grad) is not None and gradient.layout != torch.strided for p in params):
         raise RuntimeError(
             "Anderson does not support sparse gradients. Use dense ones (e.g. Embedding(sparse=False)), or opt the "
             "parameters' group out with {'params': ..., 'anderson': False}."
@@ -219,6 +237,23 @@ def accelerated(groups: Sequence[Group]) -> list[tuple[int, Tensor]]:
         for param in group["params"]
         if param.requires_grad and param.numel()
     ]
+
+
+def pointers(params: Iterable[Tensor]) -> list[int]:
+    """Where the parameters lie in memory."""
+    return list(map(Tensor.data_ptr, params))
+
+
+def look(groups: Sequence[Group]) -> list[Any]:
+    """All that tells, at little cost, that the layout is what it was: another device or type means other memory."""
+    seen: list[Any] = []
+    for group in groups:
+        params = group["params"]
+        seen += [group.get("anderson", True), *map(id, params), *pointers(params), *map(_trained, params)]
+    return seen
+
+
+_trained = attrgetter("requires_grad")
 
 
 class Layout(NamedTuple):

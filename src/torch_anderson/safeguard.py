@@ -66,11 +66,9 @@ def smoothness(gram: Sequence[Sequence[float]], rows: int) -> float:
     return sum(cosines) / len(cosines) if cosines else 1.0
 
 
-def reason_to_distrust(gain: float, rank: int, n: int, gram: Sequence[Sequence[float]], rows: int) -> str:
-    """Why ``descent`` does not even form a candidate; empty if it does."""
-    if adjusted_gain(gain, rank, n) > TRUSTED_GAIN:
-        return "no_gain"
-    return "noisy" if smoothness(gram, rows) < SMOOTH else ""
+def is_noise(gram: Sequence[Sequence[float]], rows: int) -> bool:
+    """Whether ``descent`` takes the newest residuals for noise."""
+    return smoothness(gram, rows) < SMOOTH
 
 
 def geometric_test(jump: Jump, *, max_jump: float, least_descent: float) -> Decision:

@@ -1,7 +1,7 @@
 """What happened: counters, and a record of the latest acceleration."""
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from math import nan
 from typing import ClassVar
@@ -110,8 +110,17 @@ class Stats:
     """Counters over a run. ``attempted`` is ``accepted`` + all rejected + one that may be pending."""
 
     counts: Counter[str] = field(default_factory=Counter)
-    latest: Acceleration | None = None
     history_bytes: int = 0
+    describe: Callable[[], Acceleration] | None = field(default=None, repr=False)
+    """Works out ``latest``, once."""
+    _latest: Acceleration | None = field(default=None, repr=False)
+
+    @property
+    def latest(self) -> Acceleration | None:
+        """The latest acceleration."""
+        if self.describe:
+            self._latest, self.describe = self.describe(), None
+        return self._latest
 
     def as_dict(self) -> dict[str, float]:
         """All of it as flat floats, ready for a logger.
