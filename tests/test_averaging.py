@@ -152,3 +152,17 @@ def test_detrended_criterion_leaves_drift_alone(t):
 @pytest.mark.parametrize(("criterion", "t"), CRITERIA)
 def test_constant_points_are_no_noise(criterion, t):
     assert average(filled(np.full((t + 1, 3), 1e3), t, criterion))[1] == 0
+
+
+@pytest.mark.parametrize(("tolerance", "averaged"), [(0.0, 17), (1e9, 0)])
+def test_steps_that_were_averaged_are_counted_and_the_count_survives_a_checkpoint(tolerance, averaged):
+    """20 steps through a window of 4: from the fourth on all of them with no tolerance, none with a huge one."""
+    w = torch.nn.Parameter(torch.ones(3))
+    optimizer = Anderson(torch.optim.SGD([w], lr=0.1), warmup=100, average_window=4, average_tolerance=tolerance)
+    for _ in range(20):
+        w.grad = w.detach().clone()
+        optimizer.step()
+    assert optimizer.stats.as_dict()["averaged"] == averaged
+    other = Anderson(torch.optim.SGD([w], lr=0.1), warmup=100, average_window=4, average_tolerance=tolerance)
+    other.load_state_dict(optimizer.state_dict())
+    assert other.stats.as_dict()["averaged"] == averaged

@@ -319,6 +319,7 @@ class Accelerator:
         with full_precision(residual_max.device):
             noise = largest([window.average(block.iterate) for block, window in zip(self.blocks, windows, strict=True)])
         noisy = noise > self.options.average_tolerance * residual_max
+        self.stats.counts["averaged"] += noisy  # type: ignore[assignment]  # on the device too
         for block, window in zip(self.blocks, windows, strict=True):
             torch.where(noisy.to(block.device), block.iterate, window.newest, out=block.iterate)
         self._write([block.iterate for block in self.blocks])

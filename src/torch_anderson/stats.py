@@ -15,6 +15,7 @@ COUNTS = (
     "accepted",
     *(f"rejected_{cause}" for cause in REJECTED),
     *(f"skipped_{cause}" for cause in SKIPPED),
+    "averaged",
     "restarts",
     "extra_evaluations",
 )
