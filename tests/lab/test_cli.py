@@ -25,6 +25,7 @@ from torch_anderson.lab.methods import METHODS
 from torch_anderson.lab.progress import Bars
 from torch_anderson.lab.results import METRICS, SUMMARY, load_run, write_json
 from torch_anderson.lab.runner import PROGRESS, Spec
+from torch_anderson.lab.studies import STUDIES
 from torch_anderson.lab.tasks import TASKS
 
 SHORT = ["--set", "steps=20", "--jobs", "1"]
@@ -287,3 +288,12 @@ def test_bare_loop_trains_exactly_as_a_run_does(tmp_path):
     spec = Spec("diabetes", "base", 0, overrides={"steps": 30})
     assert overhead(spec, tmp_path, repeats=1) > 0
     assert bare_loop(spec) == load_run(spec.folder(tmp_path)).summary["final"]
+
+
+def test_study_makes_the_runs_of_a_study_and_knows_no_other(tmp_path, capsys):
+    assert main(["study", "tolerence", "--results", str(tmp_path)]) == 2
+    assert "tolerance" in capsys.readouterr().err
+    assert main(["study", "--results", str(tmp_path)]) == 2
+    assert "Which study?" in capsys.readouterr().err
+    assert main(["study", "tolerance", "--results", str(tmp_path), "--dry-run"]) == 0
+    assert f"{len(STUDIES['tolerance'].specs())} runs" in capsys.readouterr().out

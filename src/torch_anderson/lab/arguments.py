@@ -4,11 +4,13 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import fields, replace
 from itertools import product
+from pathlib import Path
 from types import NoneType, UnionType
 from typing import Any, Union, get_args, get_origin, get_type_hints
 
 from .methods import METHODS
-from .runner import Spec, UnknownName
+from .runner import Spec, UnknownName, named
+from .studies import STUDIES
 from .task import Task
 from .tasks import TASKS
 
@@ -113,6 +115,14 @@ def task_names(names: Sequence[str]) -> list[str]:
     for name in chosen:
         Spec(name, "base", 0).resolve()
     return list(dict.fromkeys(chosen))
+
+
+def study_specs(names: Sequence[str]) -> list[Spec]:
+    """The runs of these studies; those that several want, once."""
+    if not names:
+        raise BadInput(f"Which study? There are {', '.join(STUDIES)}, and {ALL} for all of them.")
+    studies = STUDIES.values() if ALL in names else [named("study", name, STUDIES) for name in names]
+    return list({spec.folder(Path()): spec for study in studies for spec in study.specs()}.values())
 
 
 def specs(

@@ -1,4 +1,4 @@
-"""The command line: ``torch-anderson list | run | compare | report | bench``.
+"""The command line: ``torch-anderson list | run | compare | study | tune | report | bench``.
 
 Modules that take a while to import are imported where they are used, so that ``--help`` answers soon.
 """
@@ -27,8 +27,53 @@ OK, SOME_FAILED, BAD_INPUT, INTERRUPTED = 0, 1, 2, 130
 SEEDS = {"paper": "0:20", "quick": "0:3"}
 
 
-@dataclass(frozen=True)
-class Runs:
+@dataclass(frozen=True, kw_only=True)
+class Engine:
+    """Where runs are made, and where they are kept."""
+
+    jobs: int | None = None
+    """Runs at the same time on this machine. Default: one for each core."""
+    results: Path | None = None
+    """Folder for the results. Default: results/ and the profile."""
+    backend: Literal["joblib", "dask"] = "joblib"
+    """Processes on this machine, or a dask cluster."""
+    scheduler: str | None = None
+    """Of the dask cluster, as in tcp://10.0.0.1:8786."""
+    checkpoint_every: float = 60.0
+    """Seconds between two checkpoints of a run: what is lost at most when it is stopped."""
+    dry_run: bool = False
+    """Say how much there is to do and how long it takes, and stop there."""
+
+    @property
+    def folder(self) -> Path:
+        """Where the results go."""
+        return self.results or Path("results") / "paper"
+
+    def make(self, console: Console, specs: "Sequence[Spec]") -> int:
+        """Make the runs; the estimate first, for those who watch."""
+        options = self.sweep_options()
+        if console.is_terminal or self.dry_run:
+            from .overview import announce
+
+            announce(console, specs, self.folder, None if self.scheduler else options["jobs"])
+        return OK if self.dry_run else make_runs(console, specs, self.folder, **options)
+
+    def sweep_options(self) -> dict[str, Any]:
+        """How to run."""
+        from joblib import cpu_count
+
+        from .arguments import BadInput
+
+        jobs = cpu_count() if self.jobs is None else self.jobs
+        if jobs < 1:
+            raise BadInput(f"Invalid jobs: {jobs}. Allowed: 1 and more.")
+        if (self.backend == "dask") != (self.scheduler is not None):
+            raise BadInput("For a cluster give both: --backend dask --scheduler ADDRESS.")
+        return {"jobs": jobs, "scheduler": self.scheduler, "checkpoint_every": self.checkpoint_every}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Runs(Engine):
     """What `run` and `compare` have in common."""
 
     tasks: Annotated[Positional[tuple[str, ...]], arg(metavar="TASK ...")]
@@ -37,8 +82,6 @@ class Runs:
     """Methods to run. Default: the three of the paper with `run`, all that fit with `compare`."""
     seeds: str | None = None
     """As in 7, or 0,3,5, or 0:20 (without 20). Default: 0:20 in the paper profile, 0:3 in the quick one."""
-    jobs: int | None = None
-    """Runs at the same time on this machine. Default: one for each core."""
     set: Annotated[tuple[str, ...], arg(metavar="NAME=VALUE ...")] = ()
     """Settings of the task that differ from the profile's, as in history_size=5."""
     sweep: Annotated[tuple[str, ...], arg(metavar="NAME=VALUE,VALUE ...")] = ()
@@ -49,18 +92,8 @@ class Runs:
     """Stop a run when the loss on a batch is below this."""
     activation: str | None = None
     """Of the tasks that have a choice: tanh, or relu for the paper as written."""
-    results: Path | None = None
-    """Folder for the results. Default: results/ and the profile."""
-    backend: Literal["joblib", "dask"] = "joblib"
-    """Processes on this machine, or a dask cluster."""
-    scheduler: str | None = None
-    """Of the dask cluster, as in tcp://10.0.0.1:8786."""
     tensorboard: bool = False
     """Write event files for TensorBoard too."""
-    checkpoint_every: float = 60.0
-    """Seconds between two checkpoints of a run: what is lost at most when it is stopped."""
-    dry_run: bool = False
-    """Say how much there is to do and how long it takes, and stop there."""
 
     @property
     def folder(self) -> Path:
@@ -81,30 +114,8 @@ class Runs:
         seeds = arguments.parse_seeds(self.seeds or SEEDS[self.profile])
         return arguments.specs(variants, self.method, seeds, self.profile, kinds, self.tensorboard)
 
-    def make(self, console: Console, specs: "Sequence[Spec]") -> int:
-        """Make the runs; the estimate first, for those who watch."""
-        options = self.sweep_options()
-        if console.is_terminal or self.dry_run:
-            from .overview import announce
 
-            announce(console, specs, self.folder, None if self.scheduler else options["jobs"])
-        return OK if self.dry_run else make_runs(console, specs, self.folder, **options)
-
-    def sweep_options(self) -> dict[str, Any]:
-        """Where and how to run."""
-        from joblib import cpu_count
-
-        from .arguments import BadInput
-
-        jobs = cpu_count() if self.jobs is None else self.jobs
-        if jobs < 1:
-            raise BadInput(f"Invalid jobs: {jobs}. Allowed: 1 and more.")
-        if (self.backend == "dask") != (self.scheduler is not None):
-            raise BadInput("For a cluster give both: --backend dask --scheduler ADDRESS.")
-        return {"jobs": jobs, "scheduler": self.scheduler, "checkpoint_every": self.checkpoint_every}
-
-
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Run(Runs):
     """Run methods on tasks, several runs at a time. The same command again goes on where it was stopped."""
 
@@ -113,7 +124,7 @@ class Run(Runs):
         return self.make(console, self.specs(kinds=["paper"]))
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Compare(Runs):
     """Run all methods that fit the tasks; then print how they compare and make the page."""
 
@@ -126,6 +137,50 @@ class Compare(Runs):
         if code in (OK, SOME_FAILED) and not self.dry_run:
             show_comparison(console, self.folder, {spec.task for spec in specs})
             show_report(console, self.folder)
+        return code
+
+
+@dataclass(frozen=True, kw_only=True)
+class Study(Engine):
+    """Make the short runs that test the paper's further claims: names of studies, or all."""
+
+    names: Annotated[Positional[tuple[str, ...]], arg(metavar="STUDY ...")]
+    """See `torch-anderson list`."""
+
+    def __call__(self, console: Console) -> int:
+        """Carry it out; returns the exit code."""
+        from .arguments import study_specs
+
+        return self.make(console, study_specs(self.names))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Tune(Engine):
+    """Find the learning rates of the base and its peers on seeds that are not reported, and print them."""
+
+    tasks: Annotated[Positional[tuple[str, ...]], arg(metavar="TASK ...")]
+    """Names of tasks, or all."""
+    save: Path | None = None
+    """A file to put the rates into; src/torch_anderson/lab/tuned.json has those that come with the library."""
+
+    @property
+    def folder(self) -> Path:
+        """Apart from the runs that are reported."""
+        return self.results or Path("results") / "tuning"
+
+    def __call__(self, console: Console) -> int:
+        """Carry it out; returns the exit code."""
+        from . import tune
+        from .arguments import task_names
+
+        names = task_names(self.tasks)
+        code = self.make(console, [spec for name in names for spec in tune.specs(name)])
+        if code == OK and not self.dry_run:
+            for name in names:
+                entry = tune.best_rates(name, self.folder)
+                console.print_json(data={name: entry})
+                if self.save:
+                    tune.save(name, entry, self.save)
         return code
 
 
@@ -151,7 +206,7 @@ class Report:
 
 @dataclass(frozen=True)
 class List:
-    """List tasks, methods and profiles."""
+    """List tasks, methods, studies and profiles."""
 
     def __call__(self, console: Console) -> int:
         """Carry it out; returns the exit code."""
@@ -180,6 +235,8 @@ COMMANDS: dict[str, Callable[..., Any]] = {
     "list": List,
     "run": Run,
     "compare": Compare,
+    "study": Study,
+    "tune": Tune,
     "report": Report,
     "bench": Bench,
 }

@@ -11,6 +11,7 @@ from .progress import sign_of_life
 from .results import load_runs
 from .runner import Spec, estimate_seconds
 from .screen import complain, duration, show_table, tell
+from .studies import STUDIES
 from .sweep import check_writable, unfinished
 from .tasks import TASKS
 
@@ -19,7 +20,7 @@ ESTIMATING = 8.0
 
 
 def list_tables(console: Console) -> None:
-    """All tasks, methods and profiles."""
+    """All tasks, methods, studies and profiles."""
     tasks, quick = ({name: Spec(name, "base", 0, p).resolve() for name in TASKS} for p in ("paper", "quick"))
     rows = [[n, t.title, f"{t.steps:,}", f"{quick[n].steps:,}", t.metrics[t.metric]] for n, t in tasks.items()]
     show_table(console, "Tasks", ["task", "title", "steps", "steps, quick", "metric"], rows)
@@ -28,6 +29,8 @@ def list_tables(console: Console) -> None:
         fitting = [name for name, task in tasks.items() if method.applies(task)]
         methods.append([method.name, method.label, method.kind, method.about, short(fitting, len(tasks))])
     show_table(console, "Methods", ["method", "label", "kind", "about", "tasks"], methods)
+    studies = [[name, study.about, str(len(study.specs()))] for name, study in STUDIES.items()]
+    show_table(console, "Studies", ["study", "about", "runs"], studies)
     profiles = [["paper", "the paper's settings and lengths"], ["quick", "shorter runs, to try things out"]]
     show_table(console, "Profiles", ["profile", "about"], profiles)
 

@@ -2,16 +2,15 @@
 
 import json
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from datetime import UTC, datetime
 from pathlib import Path
 from statistics import fmean
 from typing import Any
 
 from .methods import METHODS
-from .results import write_json
-from .runner import Spec, versions
-from .sweep import Outcome, sweep
+from .results import load_run, write_json
+from .runner import Spec, finite, versions
 from .tuning import TABLE, table
 
 FACTORS = (0.1, 0.3, 1.0, 3.0)
@@ -22,19 +21,14 @@ SHORTER = 4
 """Tuning runs have this fraction of the length, schedule included."""
 
 
-def tuned_methods(task: str) -> list[str]:
-    """The methods whose learning rate is tuned."""
-    settings = Spec(task, "base", 0).resolve()
-    return [name for name, method in METHODS.items() if method.tuned and method.applies(settings)]
-
-
-def tuning_specs(task: str, methods: Sequence[str]) -> list[Spec]:
+def specs(task: str) -> list[Spec]:
     """All runs that it takes."""
     settings = Spec(task, "base", 0).resolve()
     shorter = {"steps": settings.steps // SHORTER}
     if settings.decay_every:
         shorter["decay_every"] = settings.decay_every // SHORTER
     rates = [float(f"{settings.learning_rate * factor:.3g}") for factor in FACTORS]
+    methods = [name for name, method in METHODS.items() if method.tuned and method.applies(settings)]
     return [
         Spec(task, method, seed, overrides={"learning_rate": rate, **shorter})
         for seed in SEEDS
@@ -43,39 +37,32 @@ def tuning_specs(task: str, methods: Sequence[str]) -> list[Spec]:
     ]
 
 
-def best_rates(outcomes: Sequence[Outcome], metric: str) -> dict[str, dict[str, float]]:
-    """Of each method, the mean of the metric over the seeds at each rate; infinite if a run diverged or failed."""
-    scores: dict[str, dict[str, list[float]]] = {}
-    for outcome in outcomes:
-        final = outcome.final.get(metric) if outcome.status == "finished" else None
-        by_rate = scores.setdefault(outcome.spec.method, {})
-        by_rate.setdefault(str(outcome.spec.overrides["learning_rate"]), []).append(
-            math.inf if final is None else final
-        )
-    return {method: {rate: fmean(values) for rate, values in rates.items()} for method, rates in scores.items()}
-
-
-def tune(task: str, results: Path, jobs: int = 1, methods: Sequence[str] = (), **options: Any) -> dict[str, Any]:
-    """Make the runs and choose; returns the task's entry for the table of tuned rates."""
-    specs = tuning_specs(task, methods or tuned_methods(task))
-    settings = specs[0].resolve()
-    tried = best_rates(sweep(specs, results, jobs, **options), settings.metric)
+def best_rates(task: str, results: Path) -> dict[str, Any]:
+    """The task's entry in the table of tuned rates, from the runs of ``specs``: of each method the rate with the lowest
+    mean over the seeds. A rate at which a run diverged is out."""
+    tried: dict[str, dict[float, list[float]]] = {}
+    for spec in specs(task):
+        by_rate = tried.setdefault(spec.method, {})
+        by_rate.setdefault(spec.overrides["learning_rate"], []).append(final_metric(spec, results))
+    means = {method: {rate: fmean(finals) for rate, finals in rates.items()} for method, rates in tried.items()}
+    settings = specs(task)[0].resolve()
     return {
         "metric": settings.metric,
         "seeds": list(SEEDS),
         "steps": settings.steps,
         "date": datetime.now(UTC).date().isoformat(),
         "versions": versions(),
-        "rates": {method: float(min(scores, key=scores.__getitem__)) for method, scores in tried.items()},
+        "rates": {method: min(scores, key=scores.__getitem__) for method, scores in means.items()},
         "tried": {
-            method: {rate: finite_or_none(score) for rate, score in scores.items()} for method, scores in tried.items()
+            method: finite({str(rate): score for rate, score in scores.items()}) for method, scores in means.items()
         },
     }
 
 
-def finite_or_none(score: float) -> float | None:
-    """JSON has no infinity."""
-    return score if math.isfinite(score) else None
+def final_metric(spec: Spec, results: Path) -> float:
+    """The metric that the task is judged by at the end of a run; infinite if it diverged."""
+    run = load_run(spec.folder(results))
+    return math.inf if run.diverged else float(run.summary["final"][spec.resolve().metric])
 
 
 def save(task: str, entry: Mapping[str, Any], path: Path = TABLE) -> None:

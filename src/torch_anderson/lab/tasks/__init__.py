@@ -5,5 +5,8 @@ from .burgers import Burgers2d, Burgers2dFixed, Burgers100d, BurgersNd
 from .images import Digits, Fashion
 from .tabular import Admissions, Diabetes
 
-TASKS: dict[str, type[Task]] = {task.name: task for task in (Admissions, Burgers2d, Burgers100d, Burgers2dFixed, BurgersNd, Digits, Diabetes, Fashion)}
+TASKS: dict[str, type[Task]] = {
+    task.name: task
+    for task in (Admissions, Burgers2d, Burgers100d, Burgers2dFixed, BurgersNd, Digits, Diabetes, Fashion)
+}
 """All tasks, in the order in which they are shown."""
