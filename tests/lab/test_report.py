@@ -121,6 +121,22 @@ def test_variants_are_compared_with_the_base_at_the_same_settings(tmp_path):
     assert table.loc["anderson[history_size=5]", "against"] == "base"
 
 
+def test_settings_that_all_variants_share_are_said_once(tmp_path):
+    for variant in ("base[steps=20]", "anderson[steps=20]"):
+        write_run(tmp_path, "foreign", variant, 0)
+    task = comparison(tmp_path)
+    assert [group.label for group in task.groups] == ["base", "Anderson"]
+    assert task.title == "foreign [steps=20]"
+    assert [group.kind for group in task.groups] == ["paper", "paper"]
+
+
+def test_a_run_not_yet_evaluated_at_equal_time_is_not_taken_for_diverged(tmp_path):
+    write_run(tmp_path, "foreign", "base", 0, metrics=decay(seconds=0.01))
+    write_run(tmp_path, "foreign", "anderson", 0, metrics=decay(seconds=10.0))
+    row = paired_table(comparison(tmp_path)).set_index("equal").loc["wall time"]
+    assert (row["pairs"], row["better"], row["worse"]) == (0, 0, 0)
+
+
 def test_diverged_runs_are_counted_and_end_where_they_diverged(tmp_path):
     for seed, status in enumerate(["finished", "diverged", "finished"]):
         steps = 40 if status == "diverged" else 100
@@ -256,6 +272,14 @@ def test_names_from_folders_cannot_break_the_page(tmp_path):
     html = render(gather(tmp_path))
     assert evil not in html
     assert "&lt;script&gt;alert(1)" in html
+
+
+def test_a_reference_of_zero_is_in_the_table_and_not_on_the_logarithmic_axis(tmp_path):
+    for seed in range(2):
+        write_run(tmp_path, "foreign", "base", seed, references={"zero predictor": {"mse": 0.0}})
+    report = build_report(tmp_path)
+    assert page_data(report.html)["tasks"]["foreign"]["metrics"]["mse"]["references"] == {}
+    assert "zero predictor" in report.html.read_text()
 
 
 def test_all_diverged_is_shown_as_such(tmp_path):

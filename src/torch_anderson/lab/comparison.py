@@ -128,11 +128,19 @@ class Comparison:
 
     task: str
     groups: tuple[Group, ...]
+    shared: str = ""
+    """The bracket that all variants have, and that their names are then without."""
+
+    @property
+    def name(self) -> str:
+        """As in tables for machines."""
+        return self.task + self.shared
 
     @property
     def title(self) -> str:
         """As in headings."""
-        return TASKS[self.task].title if self.task in TASKS else self.task
+        title = TASKS[self.task].title if self.task in TASKS else self.task
+        return f"{title} {self.shared}" if self.shared else title
 
     @cached_property
     def metrics(self) -> dict[str, str]:
@@ -196,12 +204,16 @@ def collect(runs: Iterable[Run]) -> tuple[list[Comparison], list[str]]:
 
 
 def _comparison(task: str, variants: Mapping[str, Mapping[int, Trace]]) -> Comparison:
-    groups = []
-    for variant, seeds in variants.items():
-        traces = tuple(seeds[seed] for seed in sorted(seeds))
-        if traces:
-            groups.append(Group(variant, str(traces[0].run.config["method"]), traces))
-    return Comparison(task, tuple(sorted(groups, key=_group_order)))
+    methods = {
+        variant: str(next(iter(seeds.values())).run.config["method"]) for variant, seeds in variants.items() if seeds
+    }
+    brackets = {variant.removeprefix(method) for variant, method in methods.items()}
+    shared = brackets.pop() if len(brackets) == 1 else ""
+    groups = [
+        Group(variant.removesuffix(shared), method, tuple(trace for _, trace in sorted(variants[variant].items())))
+        for variant, method in methods.items()
+    ]
+    return Comparison(task, tuple(sorted(groups, key=_group_order)), shared)
 
 
 def _task_order(task: str) -> tuple[int, str]:

@@ -76,11 +76,10 @@ def mean_curve(group: Group, metric: str) -> MeanCurve | None:
 
     A run that stopped early holds its last value, and its time.
     """
-    traces = [trace for trace in group.finished if np.isfinite(trace.column(metric)).any()]
-    if not traces:
+    points = [found for trace in group.finished if (found := _points(trace, metric))[0].size]
+    if not points:
         return None
-    grid = st.thinned(max((_points(trace, metric)[0] for trace in traces), key=lambda steps: steps[-1]), MOST_POINTS)
-    points = [_points(trace, metric) for trace in traces]
+    grid = st.thinned(max((steps for steps, _, _ in points), key=lambda steps: steps[-1]), MOST_POINTS)
     values = np.array([st.on_grid(steps, values, grid) for steps, _, values in points])
     seconds = np.array([st.on_grid(steps, seconds, grid) for steps, seconds, _ in points])
     return MeanCurve(grid, st.band(seconds)[0], *st.band(values))
@@ -109,6 +108,12 @@ def logarithmic(task: Comparison, metric: str) -> bool:
     return all(bool((column[np.isfinite(column)] > 0).all()) for column in columns)
 
 
+def reference_lines(task: Comparison, metric: str) -> dict[str, float]:
+    """The references that the axis can show: a logarithmic one has no zero."""
+    means = {name: value.mean for name, value in task.references(metric).items()}
+    return {name: mean for name, mean in means.items() if mean > 0 or not logarithmic(task, metric)}
+
+
 def value_range(task: Comparison, metric: str) -> tuple[float, float] | None:
     """What an axis should show: means and references with room for their bands, not all that diverged or spread.
 
@@ -117,7 +122,7 @@ def value_range(task: Comparison, metric: str) -> tuple[float, float] | None:
     curves = [curve for group in task.groups if (curve := mean_curve(group, metric))]
     if not curves:
         return None
-    middle = np.concatenate([*(c.mean for c in curves), [value.mean for value in task.references(metric).values()]])
+    middle = np.concatenate([*(c.mean for c in curves), list(reference_lines(task, metric).values())])
     ends = np.concatenate([middle, *(np.concatenate([c.low, c.high]) for c in curves)])
     low, high = float(np.nanmin(ends)), float(np.nanmax(ends))
     if logarithmic(task, metric):

@@ -9,6 +9,7 @@ import matplotlib as mpl
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.ticker import NullLocator
 
 from .claims import Curve
 from .comparison import BASE, VARIANT, Comparison, Group
@@ -21,6 +22,7 @@ from .curves import (
     diverged_curves,
     logarithmic,
     mean_curve,
+    reference_lines,
     styles,
     value_range,
 )
@@ -57,10 +59,11 @@ def draw_metric(task: Comparison, metric: str, budget: str) -> Figure:
     panels = list(_panels(task))
     lines = max(sum(1 + bool(group.remark) for group in groups) for _, groups in panels)
     with mpl.rc_context(LOOK):
-        figure, all_axes = _frame(len(panels), lines + len(task.references(metric)))
+        figure, all_axes = _frame(len(panels), lines + len(reference_lines(task, metric)))
         for axes, (title, groups) in zip(all_axes, panels, strict=True):
             _draw_panel(axes, task, groups, metric, budget)
             axes.set_title(title if len(panels) > 1 else "", y=1.02)
+        _scale(all_axes[0], task, metric)
         all_axes[0].set_ylabel(task.metrics[metric])
         all_axes[0].yaxis.set_label_coords(-0.58 / PANEL_WIDTH, 0.5)
         figure.suptitle(task.title, fontsize=11, y=1 - 0.1 / figure.get_figheight())
@@ -89,15 +92,21 @@ def _draw_panel(axes: Axes, task: Comparison, groups: Sequence[Group], metric: s
     looks = styles(task)
     for group in groups:
         _draw_group(axes, group, metric, budget, looks[group.variant])
-    for (name, value), dash in zip(task.references(metric).items(), cycle(DASHES.values())):
-        axes.axhline(value.mean, color="black", linewidth=0.7, linestyle=dash, label=name)
+    for (name, value), dash in zip(reference_lines(task, metric).items(), cycle(DASHES.values())):
+        axes.axhline(value, color="black", linewidth=0.7, linestyle=dash, label=name)
+    axes.set_xlabel(AXES[budget])
+    axes.xaxis.set_label_coords(0.5, -0.24 / PANEL_HEIGHT)
+    axes.legend(loc="upper left", bbox_to_anchor=(0, -0.45 / PANEL_HEIGHT), borderaxespad=0, labelspacing=0.3)
+
+
+def _scale(axes: Axes, task: Comparison, metric: str) -> None:
+    """The vertical axis, which all panels share."""
     if logarithmic(task, metric):
         axes.set_yscale("log")
     if limits := value_range(task, metric):
         axes.set_ylim(*limits)
-    axes.set_xlabel(AXES[budget])
-    axes.xaxis.set_label_coords(0.5, -0.24 / PANEL_HEIGHT)
-    axes.legend(loc="upper left", bbox_to_anchor=(0, -0.45 / PANEL_HEIGHT), borderaxespad=0, labelspacing=0.3)
+        if axes.get_yscale() == "log" and limits[1] > 100 * limits[0]:
+            axes.yaxis.set_minor_locator(NullLocator())  # half of the time went into ticks
 
 
 def _draw_group(axes: Axes, group: Group, metric: str, budget: str, style: Style) -> None:

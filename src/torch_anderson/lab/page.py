@@ -2,14 +2,14 @@
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from math import isfinite
+from math import isfinite, nan
 from typing import Any
 
 import numpy as np
 
 from .claims import Curve, Verdict
 from .comparison import BUDGETS, Comparison, Group
-from .curves import MeanCurve, Picture, diverged_curves, logarithmic, mean_curve, styles
+from .curves import MeanCurve, Picture, diverged_curves, logarithmic, mean_curve, reference_lines, styles
 from .figures import AXES, curve_styles
 from .tables import acceptance_table, comparison_table, paired_table
 
@@ -98,7 +98,7 @@ def _comparison_row(task: Comparison, lines: Sequence[Mapping[str, Any]], furthe
     main = by_metric.get(task.metric)
     row = [Cell(first["label"]), Cell(_seeds(task, first["method"]))]
     row += [plus_minus(main, name) if main else Cell("–") for name in ("final", "best")]
-    row += [plus_minus(first, "time_ratio"), plus_minus(first, "seconds"), Cell(_rate(task, first["method"]))]
+    row += [bracketed(first, "time_ratio", nan), plus_minus(first, "seconds"), Cell(_rate(task, first["method"]))]
     return row + [plus_minus(by_metric[name], "final") if name in by_metric else Cell("–") for name in further]
 
 
@@ -171,7 +171,7 @@ def _metric_data(task: Comparison, metric: str) -> dict[str, Any]:
     return {
         "label": task.metrics[metric],
         "log": logarithmic(task, metric),
-        "references": {name: value.mean for name, value in task.references(metric).items()},
+        "references": reference_lines(task, metric),
         "curves": {group.variant: _curves(group, metric) for group in task.groups},
     }
 

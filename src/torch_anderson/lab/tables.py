@@ -1,13 +1,14 @@
 """The tables of a report, as data frames: numbers in their columns, one row a method and metric."""
 
 from collections.abc import Iterable
+from math import isfinite
 from typing import Any
 
 import pandas as pd
 
 from . import statistics as st
 from .claims import Verdict
-from .comparison import BUDGETS, Comparison, Group
+from .comparison import BUDGETS, Comparison, Group, Trace
 
 CAUSES = ("attempted", "accepted", "rejected_", "skipped_", "averag", "restarts", "extra_evaluations")
 """Counters of the acceleration that are shown, by how their names begin."""
@@ -19,13 +20,13 @@ def comparison_table(task: Comparison) -> pd.DataFrame:
     rows = [_method_row(task, group, metric) for group in task.groups for metric in task.metrics]
     for metric in task.metrics:
         for name, value in task.references(metric).items():
-            rows.append({"task": task.task, "method": name, "label": name, "metric": metric} | _numbers("final", value))
+            rows.append({"task": task.name, "method": name, "label": name, "metric": metric} | _numbers("final", value))
     return pd.DataFrame(rows)
 
 
 def _method_row(task: Comparison, group: Group, metric: str) -> Row:
     missing = [seed for seed in task.seeds if seed not in group.seeds]
-    row: Row = {"task": task.task, "method": group.variant, "label": group.label, "metric": metric}
+    row: Row = {"task": task.name, "method": group.variant, "label": group.label, "metric": metric}
     row |= {"seeds": len(group.traces), "diverged": len(group.diverged), "missing": " ".join(map(str, missing))}
     row |= _numbers("final", group.final(metric)) | _numbers("best", group.best(metric))
     row |= _numbers("seconds", st.interval([trace.end("seconds") for trace in group.finished]))
@@ -60,18 +61,22 @@ def paired_table(task: Comparison) -> pd.DataFrame:
 
 def _paired_row(task: Comparison, group: Group, base: Group, metric: str, budget: str) -> Row:
     others = {trace.run.seed: trace for trace in base.traces}
-    values = []
-    for trace in group.traces:
-        if other := others.get(trace.run.seed):
-            limit = min(trace.end(budget), other.end(budget))
-            if trace.run.diverged or other.run.diverged:
-                limit = float("inf")
-            values.append((trace.value(metric, budget, limit), other.value(metric, budget, limit)))
+    pairs = [(trace, others[trace.run.seed]) for trace in group.traces if trace.run.seed in others]
+    values = [found for trace, other in pairs if (found := _pair(trace, other, metric, budget))]
     result = st.paired([ours for ours, _ in values], [theirs for _, theirs in values])
-    row: Row = {"task": task.task, "method": group.variant, "label": group.label, "metric": metric}
+    row: Row = {"task": task.name, "method": group.variant, "label": group.label, "metric": metric}
     row |= {"against": base.variant, "equal": BUDGETS[budget], "pairs": result.estimate.count}
     row |= {"kind": "ratio" if result.is_ratio else "difference"} | _numbers("estimate", result.estimate)
     return row | {"better": result.better, "worse": result.worse, "p_value": result.p_value}
+
+
+def _pair(trace: Trace, other: Trace, metric: str, budget: str) -> tuple[float, float] | None:
+    """The metric of both when the first had ended; None if one had not been evaluated by then."""
+    if trace.run.diverged or other.run.diverged:  # NaN for the one, its end for the other
+        return trace.value(metric), other.value(metric)
+    limit = min(trace.end(budget), other.end(budget))
+    ours, theirs = (each.value(metric, budget, limit) for each in (trace, other))
+    return (ours, theirs) if isfinite(ours) and isfinite(theirs) else None
 
 
 def acceptance_table(task: Comparison) -> pd.DataFrame:
@@ -81,7 +86,7 @@ def acceptance_table(task: Comparison) -> pd.DataFrame:
         stats = pd.DataFrame([trace.run.summary["stats"] for trace in group.traces])
         counts = stats[[name for name in stats if name.startswith(CAUSES)]].apply(pd.to_numeric, errors="coerce").mean()
         if counts.get("attempted") is not None or counts.any():
-            rows.append({"task": task.task, "method": group.variant, "label": group.label} | counts.to_dict())
+            rows.append({"task": task.name, "method": group.variant, "label": group.label} | counts.to_dict())
     table = pd.DataFrame(rows)
     idle = [name for name in table.columns[3:] if name not in ("attempted", "accepted") and not table[name].any()]
     return table.drop(columns=idle)

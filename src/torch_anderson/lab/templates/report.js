@@ -19,7 +19,7 @@ function layout(options) {
     font: { family: "system-ui, 'Segoe UI', Arial, sans-serif", size: 14, color: css("--text") },
     paper_bgcolor: "rgba(0,0,0,0)", plot_bgcolor: "rgba(0,0,0,0)",
     margin: { l: 64, r: 14, t: 30, b: 52 }, hovermode: "closest", showlegend: false,
-    hoverlabel: { font: { size: 14 } }, modebar: { bgcolor: "rgba(0,0,0,0)", color: css("--soft") },
+    hoverlabel: { font: { size: 14 } }, modebar: { bgcolor: "rgba(0,0,0,0)", color: css("--soft"), activecolor: css("--text") },
     ...options, xaxis: { ...axis, ...options.xaxis }, yaxis: { ...axis, ...options.yaxis },
   };
 }
@@ -202,8 +202,8 @@ function drawClaim(plot) {
   const values = (name) => claim.series.flatMap((series) => series[name]);
   const axis = (label, log, name) => ({ title: { text: escaped(label) }, ...(log ? logAxis(values(name)) : {}) });
   const options = {
-    title: { text: escaped(claim.title), font: { size: 15 } }, showlegend: claim.series.length > 1, legend: { orientation: "h", y: -0.3, yanchor: "top" },
-    margin: { l: 60, r: 14, t: 40, b: 50 }, xaxis: axis(claim.xLabel, claim.logX, "x"), yaxis: axis(claim.yLabel, claim.logY, "y"),
+    title: { text: escaped(claim.title), font: { size: 15 }, x: 0.01, xanchor: "left" }, showlegend: claim.series.length > 1, legend: { orientation: "h", yref: "container", y: 0, yanchor: "bottom" },
+    margin: { l: 60, r: 14, t: 40, b: claim.series.length > 1 ? 50 + 24 * Math.ceil(claim.series.length / 2) : 50 }, xaxis: axis(claim.xLabel, claim.logX, "x"), yaxis: axis(claim.yLabel, claim.logY, "y"),
   };
   Plotly.react(plot, traces, layout(options), CONFIG);
 }
