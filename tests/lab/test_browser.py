@@ -41,6 +41,8 @@ def html(tmp_path_factory: pytest.TempPathFactory) -> Path:
                 folder, "burgers2d", variant, seed, metrics=rows[:50] if diverged else rows, pictures=images,
                 status="diverged" if diverged else "finished", references={"zero predictor": {"relative_l2": 1.0}},
             )  # fmt: skip
+    long = "base[average_tolerance=0.1,average_window=10,evaluate_every=5,steps=20]"
+    write_run(folder, "digits", long, 0)
     page = folder / "report.html"
     page.write_text(render(gather(folder)))
     return page
@@ -75,7 +77,7 @@ def names(page: Any, plot: int = 0) -> list[str]:
 
 def test_figures_are_drawn(page):
     drawn = page.execute_script(
-        "return [...document.querySelectorAll('.plots .plot')]"
+        "return [...document.querySelectorAll('#task-burgers2d .plots .plot')]"
         ".map(plot => plot.querySelectorAll('.scatterlayer .trace path.js-line').length)"
     )
     assert len(drawn) == 2
@@ -83,7 +85,7 @@ def test_figures_are_drawn(page):
     assert names(page) == ["base", "Anderson", "Anderson + average", "average only"]
     heatmaps = page.execute_script("return document.querySelectorAll('.picture .heatmaplayer image').length")
     assert heatmaps == 6
-    bands = page.execute_script("return document.querySelectorAll('.plots .plot .fills path').length")
+    bands = page.execute_script("return document.querySelectorAll('#task-burgers2d .fills path').length")
     assert bands >= 4
 
 
