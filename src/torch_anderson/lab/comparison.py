@@ -22,7 +22,9 @@ BASE = "base"
 VARIANT = "variant"
 """The kind of what was run with other settings than the profile's."""
 COLUMNS = ("step", "seconds", "cpu_seconds", "loss")
-BUDGETS = {"step": "gradient evaluations", "seconds": "wall time"}
+TIME = "cpu_seconds"
+"""Time is that of the processor: a run has one thread, and what else the machine does would distort the clock's."""
+BUDGETS = {"step": "gradient evaluations", TIME: "time"}
 """What two runs can have in common when they are compared: column -> its name."""
 Row = dict[str, Any]
 
@@ -40,12 +42,12 @@ class Trace:
         steps = run.steps
         metrics = [name for name in steps.columns if name not in COLUMNS]
         numeric = [name for name in steps.columns if pd.api.types.is_numeric_dtype(steps[name])]
-        if missing := [name for name in ("step", "seconds") if name not in numeric]:
+        if missing := [name for name in BUDGETS if name not in numeric]:
             raise DamagedRun(f"{run.folder / METRICS}: no numbers for {', '.join(missing)} in it")
         known = [name for name in metrics if name in numeric]
         if not known:
             raise DamagedRun(f"{run.folder / METRICS}: no evaluation in it")
-        return cls(run, steps.dropna(subset=known, how="all")[["step", "seconds", *known]])
+        return cls(run, steps.dropna(subset=known, how="all")[[*BUDGETS, *known]])
 
     def column(self, name: str) -> st.Floats:
         """One column of the evaluations; NaN where a metric is missing."""
@@ -54,7 +56,7 @@ class Trace:
         return self.evaluations[name].to_numpy(dtype=float)
 
     def end(self, budget: str) -> float:
-        """Where the run ended, in steps or seconds."""
+        """Where the run ended, in steps or seconds of time."""
         return float(self.run.summary["steps" if budget == "step" else budget])
 
     def value(self, metric: str, budget: str = "step", limit: float = np.inf) -> float:

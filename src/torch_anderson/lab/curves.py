@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from . import statistics as st
-from .comparison import BASE, Comparison, Group, Trace
+from .comparison import BASE, TIME, Comparison, Group, Trace
 from .results import PICTURES, DamagedRun
 
 MOST_POINTS = 300
@@ -99,7 +99,7 @@ def _points(trace: Trace, metric: str) -> tuple[st.Floats, st.Floats, st.Floats]
     """Steps, seconds and finite values of one run."""
     values = trace.column(metric)
     known = np.isfinite(values)
-    return trace.column("step")[known], trace.column("seconds")[known], values[known]
+    return trace.column("step")[known], trace.column(TIME)[known], values[known]
 
 
 def logarithmic(task: Comparison, metric: str) -> bool:

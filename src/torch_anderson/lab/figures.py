@@ -12,7 +12,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import NullLocator
 
 from .claims import Curve
-from .comparison import BASE, VARIANT, Comparison, Group
+from .comparison import BASE, TIME, VARIANT, Comparison, Group
 from .curves import (
     OTHERS,
     STYLES,
@@ -40,7 +40,7 @@ MOST_VARIANTS = 8
 """In one panel; the page has them all."""
 PANEL_WIDTH, PANEL_HEIGHT = 3.2, 2.7
 """Inches."""
-AXES = {"step": "gradient evaluations", "seconds": "seconds of training"}
+AXES = {"step": "gradient evaluations", TIME: "processor seconds of training"}
 LOOK: dict[Any, Any] = {
     "font.size": 9,
     "axes.spines.top": False,

@@ -94,6 +94,6 @@ def show_report(console: Console, results: Path, out: Path | None = None) -> Non
         made = build_report(results, out)
     except NothingToReport as problem:
         raise BadInput(str(problem)) from problem
-    for message in load_runs(results)[1]:
+    for message in made.problems:
         complain(message)
     tell(console, f"Page: {made.html.resolve()}")

@@ -120,7 +120,7 @@ def _rate(task: Comparison, variant: str) -> str:
 
 
 def paired_text(task: Comparison) -> Table:
-    """Method by method against the base, at equal gradient evaluations and at equal wall time."""
+    """Method by method against the base, at equal gradient evaluations and at equal time."""
     headers = ["method", "against"]
     for name in BUDGETS.values():
         headers += [f"ratio at equal {name}", "better : worse", "p"]

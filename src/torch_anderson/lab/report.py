@@ -15,13 +15,13 @@ from plotly.offline import get_plotlyjs
 
 from . import figures, page, tables
 from .claims import Verdict, verdicts
-from .comparison import BUDGETS, Comparison, collect
+from .comparison import BUDGETS, TIME, Comparison, collect
 from .curves import Picture, pictures
 from .provenance import header, incomplete
 from .results import CONFIG, DamagedRun, Run, load_runs, write_bytes
 from .tasks import TASKS
 
-AXIS_NAMES = {"step": "steps", "seconds": "time"}
+AXIS_NAMES = {"step": "steps", TIME: "time"}
 """In the names of figures."""
 
 
@@ -36,6 +36,8 @@ class ReportPaths:
     html: Path
     figures: list[Path]
     tables: list[Path]
+    problems: list[str]
+    """What could not be read, and was left out."""
 
 
 @dataclass(frozen=True)
@@ -62,7 +64,8 @@ def build_report(results: Path, out: Path | None = None) -> ReportPaths:
     written_tables = list(write_tables(evidence, out))
     html = out / "report.html"
     write_bytes(html, render(evidence).encode())
-    return ReportPaths(html, list(write_figures(evidence, out / "figures")), written_tables)
+    drawn = list(write_figures(evidence, out / "figures"))
+    return ReportPaths(html, drawn, written_tables, evidence.problems)
 
 
 def gather(results: Path) -> Evidence:

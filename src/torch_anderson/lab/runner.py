@@ -8,7 +8,7 @@ import subprocess
 import time
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, fields
 from datetime import UTC, datetime
 from difflib import get_close_matches
 from functools import cache
@@ -74,7 +74,7 @@ class Spec:
         if self.profile not in PROFILES:
             raise UnknownName("profile", self.profile, PROFILES)
         for name in self.overrides:
-            named(f"setting of {self.task}", name, task.__dataclass_fields__)
+            named(f"setting of {self.task}", name, {setting.name: setting for setting in fields(task)})
         quick = task.quick if self.profile == "quick" else {}
         return task(**{**quick, **self.overrides})
 

@@ -8,7 +8,7 @@ import pandas as pd
 
 from . import statistics as st
 from .claims import Verdict
-from .comparison import BUDGETS, Comparison, Group, Trace
+from .comparison import BUDGETS, TIME, Comparison, Group, Trace
 
 CAUSES = ("attempted", "accepted", "rejected_", "skipped_", "averag", "restarts", "extra_evaluations")
 """Counters of the acceleration that are shown, by how their names begin."""
@@ -29,7 +29,7 @@ def _method_row(task: Comparison, group: Group, metric: str) -> Row:
     row: Row = {"task": task.name, "method": group.variant, "label": group.label, "metric": metric}
     row |= {"seeds": len(group.traces), "diverged": len(group.diverged), "missing": " ".join(map(str, missing))}
     row |= _numbers("final", group.final(metric)) | _numbers("best", group.best(metric))
-    row |= _numbers("seconds", st.interval([trace.end("seconds") for trace in group.finished]))
+    row |= _numbers("seconds", st.interval([trace.end(TIME) for trace in group.finished]))
     return row | _numbers("time_ratio", time_ratio(task, group))
 
 
@@ -40,15 +40,15 @@ def _numbers(name: str, value: st.Interval) -> Row:
 def time_ratio(task: Comparison, group: Group) -> st.Interval:
     """Seconds of whole runs over the base's, seed by seed; 1 for the base itself."""
     base = task.base_of(group) or group
-    others = {trace.run.seed: trace.end("seconds") for trace in base.finished}
+    others = {trace.run.seed: trace.end(TIME) for trace in base.finished}
     shared = [trace for trace in group.finished if others.get(trace.run.seed, 0) > 0]
     if base is group and group.method != "base":
         return st.interval([])
-    return st.geometric_interval([trace.end("seconds") / others[trace.run.seed] for trace in shared])
+    return st.geometric_interval([trace.end(TIME) / others[trace.run.seed] for trace in shared])
 
 
 def paired_table(task: Comparison) -> pd.DataFrame:
-    """Each method against its base, seed by seed, at equal gradient evaluations and at equal wall time.
+    """Each method against its base, seed by seed, at equal gradient evaluations and at equal time.
 
     Equal means: when the first of the two had ended. Of both, the last evaluation until then counts.
     """
