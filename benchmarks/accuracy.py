@@ -18,9 +18,8 @@ from scipy.sparse.linalg import gmres
 from torch import Tensor, optim
 
 from benchmarks.report import header, table
-from torch_anderson import Anderson
-from torch_anderson.history import History
-from torch_anderson.least_squares import solve_gram
+from torch_anderson import Anderson, joint
+from torch_anderson.parameters import build_blocks
 
 STEPS = 1000
 DIVERGED = 1e3
@@ -110,14 +109,15 @@ def excess_residual(seed: int, regularization: float, condition: float, n: int =
     R = q[:, :columns] * torch.logspace(0, -np.log10(condition), columns, dtype=torch.float64) @ v
     r = q @ torch.cat([randn(columns), torch.tensor([1e-3], dtype=torch.float64)])
 
-    history = History(columns, n, device=torch.device("cpu"), dtype=torch.float32)
+    optimizer = Anderson(optim.SGD([torch.zeros(n, requires_grad=True)], lr=1.0), regularization=regularization)
+    [block] = build_blocks(optimizer.param_groups, history_size=columns, window=0, criterion="paper")
+    history = block.history
     for newer in reversed(range(columns + 1)):  # residuals whose differences are the columns, newest last
         residual = (r - R[:, :newer].sum(1)).float()
         history.store(torch.zeros(n), lambda a, b, residual=residual: residual[a:b])
-    slots = history.newest_first
-    products = history.products(slots)[0].tolist()
-    gram = [[products[slot][j] for j in range(i + 1)] for i, slot in enumerate(slots)]
-    g = solve_gram(gram, products[-1], regularization).values
+    problem = joint.assemble([block], optimizer.options)
+    assert problem is not None
+    g, slots = problem.solution.values, history.newest_first
     rows, target = history.residual_diffs[slots].double().T, history.last_residual.double()
     best = torch.linalg.lstsq(rows, target[:, None], driver="gelsd").solution[:, 0]
     return ((target - rows @ target.new_tensor(g)).norm() / (target - rows @ best).norm()).item() - 1

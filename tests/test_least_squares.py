@@ -4,8 +4,11 @@ import numpy as np
 import pytest
 import torch
 
+from torch_anderson import Anderson, joint
 from torch_anderson.history import SHORT, History
 from torch_anderson.least_squares import solve_gram, solve_gram_batch, solve_qr
+from torch_anderson.options import Options
+from torch_anderson.parameters import Block, build_blocks
 
 N, COLUMNS = 300, 8
 
@@ -205,3 +208,57 @@ def test_problem_in_a_batch_does_not_feel_a_degenerate_neighbour():
     together, _ = solve_gram_batch(torch.stack([0 * gram, gram]), torch.stack([0 * rhs, rhs]), 0.0)
     torch.testing.assert_close(together[1], alone, rtol=1e-13, atol=0)
     assert not together[0].any()
+
+
+def long_block(columns: int) -> tuple[Block, Options]:
+    """Rows of more than SHORT numbers: they are kept, and at first multiplied, in float32."""
+    optimizer = Anderson(torch.optim.SGD([torch.zeros(SHORT + 1, requires_grad=True)], lr=1.0), regularization=0.0)
+    [block] = build_blocks(optimizer.param_groups, history_size=columns, window=0, criterion="paper")
+    return block, optimizer.options
+
+
+def store(block: Block, residual: np.ndarray) -> None:
+    value = torch.from_numpy(np.pad(residual, (0, block.n - len(residual)))).float()
+    block.history.store(torch.zeros(block.n), lambda a, b: value[a:b])
+
+
+def excess(block: Block, options: Options) -> float:
+    """|r - R g| over its minimum, as a step of ``Anderson`` would have it."""
+    problem = joint.assemble([block], options)
+    assert problem is not None
+    R = block.history.residual_diffs[block.history.newest_first].double().numpy().T
+    r = block.history.last_residual.double().numpy()
+    assert problem.gain == pytest.approx(norm_left(R, r, problem.solution.values) / np.linalg.norm(r), abs=1e-2)
+    return norm_left(R, r, problem.solution.values) / optimum(R, r)
+
+
+@pytest.mark.parametrize("outside", [1.0, 1e-3])
+@pytest.mark.parametrize("condition", [1, 1e1, 1e2, 1e3, 1e4, 1e5, 1e6])
+def test_long_rows_get_products_that_are_good_enough_as_pairs_come_in(condition, outside):
+    R, r = conditioned(condition, seed=0, outside=outside)
+    block, options = long_block(R.shape[1])
+    store(block, r - R.sum(1))
+    for j in reversed(range(R.shape[1])):
+        store(block, r - R[:, :j].sum(1))
+        assert excess(block, options) <= 1.001
+    if condition >= 1e4 or outside < 1e-2:
+        assert block.system.exact
+    elif condition <= 10:
+        assert not block.system.exact
+
+
+def test_products_are_exact_only_while_columns_are_collinear():
+    rng = np.random.default_rng(0)
+    block, options = long_block(4)
+    direction, residual = rng.standard_normal(N), rng.standard_normal(N)
+    exact = []
+    for step in range(16):
+        collinear = 5 <= step < 8
+        residual = residual + (direction + 1e-4 * rng.standard_normal(N) if collinear else rng.standard_normal(N))
+        store(block, residual)
+        if step > 1:
+            assert excess(block, options) <= 1.001
+            exact.append(block.system.exact)
+    assert exact[0] is False
+    assert True in exact
+    assert exact[-1] is False

@@ -221,8 +221,8 @@ def _numbers(run: "Accelerator", block: Block) -> Tensor:
 def _system(block: Block) -> list[float]:
     """The small system, in as many numbers as a full one."""
     gram, rhs, m = block.system.gram, block.system.rhs, block.history.size
-    numbers = [len(rhs), *rhs, *chain.from_iterable(gram)]
-    return numbers + [0.0] * (1 + m + m * (m + 1) // 2 - len(numbers))
+    numbers = [float(block.system.exact), len(rhs), *rhs, *chain.from_iterable(gram)]
+    return numbers + [0.0] * (2 + m + m * (m + 1) // 2 - len(numbers))
 
 
 def _set_numbers(run: "Accelerator", block: Block, numbers: Sequence[float]) -> None:
@@ -240,6 +240,7 @@ def _set_numbers(run: "Accelerator", block: Block, numbers: Sequence[float]) -> 
     block.learning_rate, stored_rate = islice(rest, 2)
     block.stored_rate = None if stored_rate < 0 else stored_rate
     history.learning_rates = list(islice(rest, m + 1))[: min(history.pairs, m + 1)]
+    block.system.exact = bool(next(rest))
     columns = int(next(rest))
     block.system.rhs = list(islice(rest, columns))
     block.system.gram = [list(islice(rest, i + 1)) for i in range(columns)]

@@ -27,9 +27,10 @@ class System:
     from r = r_before + sum of the new columns, without another pass over the old ones.
     """
 
-    def __init__(self, columns: int = 0):
+    def __init__(self, columns: int = 0, exact: bool = False):
         self.gram = [[0.0] * (i + 1) for i in range(columns)]
         self.rhs = [0.0] * columns
+        self.exact = exact  # whether products of long rows are formed in float64
 
     def update(self, newest_first: Sequence[int], products: Sequence[Sequence[float]]) -> None:
         """Take over ``History.products`` of the newest columns; ``newest_first`` are the slots of all held ones.
@@ -59,6 +60,8 @@ class Coefficients:
     """|r|^2 - |r - R g|^2, what a linear map would take away."""
     rank: int
     """Columns in use."""
+    least_distance_sq: float = 1.0
+    """The smallest squared distance of a column of unit length from the span of the newer ones."""
 
 
 def solve_gram(gram: Sequence[Sequence[float]], rhs: Sequence[float], regularization: float) -> Coefficients:
@@ -68,17 +71,19 @@ def solve_gram(gram: Sequence[Sequence[float]], rhs: Sequence[float], regulariza
     columns to unit length would change nothing but rounding: tolerance and regularization are relative to them.
 
     >>> solve_gram([[4.0], [0.0, 1.0]], [8.0, 3.0], regularization=0.0)
-    Coefficients(values=[2.0, 3.0], fitted_sq=25.0, rank=2)
+    Coefficients(values=[2.0, 3.0], fitted_sq=25.0, rank=2, least_distance_sq=1.0)
     """
     kept: list[int] = []
     factor: list[list[float]] = []
     z: list[float] = []
+    least = 1.0
     for i, column in enumerate(gram):
         row: list[float] = []
         for j, other in zip(kept, factor, strict=True):
             row.append((column[j] - sum(map(mul, row, other))) / other[-1])
         length_sq = column[i]
         distance_sq = length_sq - sum(map(mul, row, row))
+        least = min(least, distance_sq / length_sq) if length_sq else 0.0
         if distance_sq > RANK_TOLERANCE * length_sq:
             pivot = sqrt(distance_sq + regularization * length_sq)
             z.append((rhs[i] - sum(map(mul, row, z))) / pivot)
@@ -88,7 +93,7 @@ def solve_gram(gram: Sequence[Sequence[float]], rhs: Sequence[float], regulariza
     for i, value in zip(kept, _back_substitute(factor, z), strict=True):
         values[i] = value
     penalty = sum(g * g * column[i] for i, (g, column) in enumerate(zip(values, gram, strict=True)))
-    return Coefficients(values, sum(map(mul, values, rhs)) + regularization * penalty, len(kept))
+    return Coefficients(values, sum(map(mul, values, rhs)) + regularization * penalty, len(kept), least)
 
 
 def _back_substitute(factor: list[list[float]], z: list[float]) -> list[float]:

@@ -147,7 +147,7 @@ class Block:
         """Stand where another block stands, with nothing but zero residuals behind."""
         self.history.pairs, self.history.fresh = other.history.pairs, other.history.fresh
         self.history.learning_rates = list(other.history.learning_rates)
-        self.system = System(len(other.system.rhs))
+        self.system = System(len(other.system.rhs), other.system.exact)
         self.learning_rate, self.stored_rate = other.learning_rate, other.stored_rate
         if self.window and other.window:
             self.window.count = other.window.count
