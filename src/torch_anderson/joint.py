@@ -116,8 +116,9 @@ def _update_systems(blocks: Sequence[Block]) -> tuple[list[float], float]:
     newest_first = blocks[0].history.newest_first
     parts: list[Tensor] = []
     for block in blocks:
-        fresh = newest_first[: block.history.fresh]
-        parts += [*block.history.products(fresh, block.system.exact), block.history.path_sq]
+        history, exact = block.history, block.system.exact
+        slots = [*newest_first[: history.fresh], *([history.size] if exact else [])]  # and the residual itself
+        parts += [*history.products(slots, exact), history.path_sq]
         block.history.fresh = 0
     numbers = _fetch(parts)
     for block, products in zip(blocks, numbers[::3], strict=True):

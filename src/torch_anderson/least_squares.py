@@ -30,7 +30,7 @@ class System:
     def __init__(self, columns: int = 0, exact: bool = False):
         self.gram = [[0.0] * (i + 1) for i in range(columns)]
         self.rhs = [0.0] * columns
-        self.exact = exact  # whether products of long rows are formed in float64
+        self.exact = exact  # whether products are formed in float64, and those with the residual each time anew
 
     def update(self, newest_first: Sequence[int], products: Sequence[Sequence[float]]) -> None:
         """Take over ``History.products`` of the newest columns; ``newest_first`` are the slots of all held ones.
@@ -42,9 +42,12 @@ class System:
         ([[4.0], [2.0, 1.0]], [14.0, 7.0])
         """
         rows, with_residual = [products[slot] for slot in newest_first], products[-1]
-        fresh = len(with_residual)
-        older = zip(self.rhs, rows[fresh:], strict=False)  # what was the oldest may be gone
-        self.rhs = [*with_residual, *(before + sum(row) for before, row in older)]
+        fresh = len(with_residual) - self.exact
+        if self.exact:  # the last column is the residual's: adding up would lose digits
+            self.rhs = [row[-1] for row in rows]
+        else:
+            older = zip(self.rhs, rows[fresh:], strict=False)  # what was the oldest may be gone
+            self.rhs = [*with_residual, *(before + sum(row) for before, row in older)]
         for new in reversed(range(fresh)):
             column = [row[new] for row in rows[new:]]
             self.gram = [column[:1], *([x, *row] for x, row in zip(column[1:], self.gram, strict=False))]
