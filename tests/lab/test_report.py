@@ -16,6 +16,7 @@ from torch_anderson.lab import statistics as st
 from torch_anderson.lab.comparison import Comparison, collect
 from torch_anderson.lab.curves import MOST_POINTS, STYLES, diverged_curves, mean_curve, pictures
 from torch_anderson.lab.methods import METHODS
+from torch_anderson.lab.page import paired_text
 from torch_anderson.lab.provenance import commands
 from torch_anderson.lab.report import NothingToReport, build_report, gather, render
 from torch_anderson.lab.results import load_runs
@@ -67,6 +68,7 @@ def test_paired_ratio_is_the_paired_t_test_on_logarithms():
 def test_a_diverged_run_loses_and_is_no_part_of_the_ratio():
     result = st.paired([1.0, math.nan, 2.0, 1.0], [2.0, 1.0, math.nan, 2.0])
     assert (result.better, result.worse, result.estimate.count) == (3, 1, 2)
+    assert (result.diverged, result.others_diverged) == (1, 1)
     assert result.estimate.mean == pytest.approx(0.5)
 
 
@@ -74,6 +76,14 @@ def test_metrics_that_reach_zero_are_compared_by_difference():
     result = st.paired([0.0, 1.0], [1.0, 3.0])
     assert not result.is_ratio
     assert result.estimate.mean == -1.5
+
+
+def test_an_interval_decides_or_leaves_open():
+    apart, across, point = st.Interval(0.5, 0.4, 0.6, 5), st.Interval(1.0, 0.5, 2.0, 5), st.Interval(0, 0, 0, 5)
+    assert (apart.below(1), apart.above(1), apart.within(0.4, 0.6)) == (True, False, True)
+    assert (across.below(1), across.above(1), across.within(0.8, 1.25)) == (None, None, None)
+    assert (point.below(0), point.above(0), apart.within(0.8, 1.25)) == (False, False, False)
+    assert st.interval([1.0]).below(2) is None
 
 
 def test_equal_runs_do_not_differ():
@@ -113,12 +123,42 @@ def test_a_run_that_stopped_early_is_compared_where_it_stopped(tmp_path):
     assert table.loc["gradient evaluations", "estimate"] == pytest.approx(1e-4 / 1e-2)
 
 
-def test_variants_are_compared_with_the_base_at_the_same_settings(tmp_path):
-    for variant in ("base", "base[width=8]", "anderson[width=8]", "anderson[history_size=5]"):
-        write_run(tmp_path, "foreign", variant, 0)
+def test_variants_are_compared_with_the_base_on_the_same_problem(tmp_path):
+    """Settings of Anderson aside, all are the same; a base with others is no base to compare with."""
+    width, size = {"width": 8}, {"history_size": 5}
+    for variant, changes in {
+        "base": {}, "base[width=8]": width, "anderson[width=8]": width, "anderson[history_size=5]": size,
+        "anderson[history_size=5,width=8]": size | width, "anderson[width=16]": {"width": 16},
+    }.items():  # fmt: skip
+        write_run(tmp_path, "foreign", variant, 0, settings={"width": 64, "history_size": 10} | changes)
     table = paired_table(comparison(tmp_path)).drop_duplicates("method").set_index("method")
-    assert table.loc["anderson[width=8]", "against"] == "base[width=8]"
-    assert table.loc["anderson[history_size=5]", "against"] == "base"
+    assert table["against"].to_dict() == {
+        "anderson[history_size=5,width=8]": "base[width=8]",
+        "anderson[history_size=5]": "base",
+        "anderson[width=8]": "base[width=8]",
+    }
+
+
+def test_runs_with_other_settings_are_not_taken_for_seeds_of_the_same_variant(tmp_path):
+    for seed, steps in enumerate((100, 100, 50)):
+        write_run(tmp_path, "foreign", "base", seed, settings={"steps": steps})
+    tasks, problems = collect(load_runs(tmp_path)[0])
+    assert tasks[0].groups[0].seeds == [0, 1]
+    assert len(problems) == 1 and "seed-002: left out, its settings are not those of" in problems[0]
+
+
+def test_a_ratio_without_the_runs_that_diverged_is_no_success(tmp_path):
+    """Anderson ends lower where it ends, but seldom does."""
+    for seed in range(6):
+        write_run(tmp_path, "foreign", "base", seed, metrics=decay(final=1e-2))
+        status = "finished" if seed < 2 else "diverged"
+        write_run(tmp_path, "foreign", "anderson", seed, metrics=decay(final=1e-4), status=status)
+        write_run(tmp_path, "foreign", "ema", seed, metrics=decay(final=1e-4))
+    anderson, ema = paired_text(comparison(tmp_path)).rows
+    assert [(cell.text, cell.meaning) for cell in anderson[2:5]] == [
+        ("0.0100 [0.0100, 0.0100]", ""), ("2 (diverged 4)", ""), ("2 : 4", "")
+    ]  # fmt: skip
+    assert ema[2].meaning == "better" and ema[3].text == "6"
 
 
 def test_settings_that_all_variants_share_are_said_once(tmp_path):
@@ -218,7 +258,10 @@ def test_report_has_page_figures_and_tables(tmp_path):
     table = pd.read_csv(tmp_path / "out" / "comparison.csv").set_index("method")
     assert table.loc["anderson", "final"] == pytest.approx((0.1 + 0.01 + 0.001) / 3)
     assert table.loc["ordinary least squares", "final"] == pytest.approx(0.0036)
-    assert page_data(report.html)["tasks"]["diabetes"]["metrics"]["validation_mse"]["log"]
+    data = page_data(report.html)["tasks"]["diabetes"]
+    assert data["metrics"]["validation_mse"]["log"]
+    budgets = set(re.findall('data-budget="(.+?)"', report.html.read_text()))
+    assert budgets == data["axes"].keys() < data["metrics"]["validation_mse"]["curves"]["base"]["mean"].keys()
     assert not re.search(r"(src|href)=.?https?:", report.html.read_text().replace(page_script(report.html), ""))
 
 

@@ -1,14 +1,14 @@
 """Runs in order: by task, by method, by seed; and the tables that compare them.
 
-A variant with a bracket, as ``anderson[batch_size=80]``, is compared with ``base[batch_size=80]`` where that was run
-on common seeds, else with ``base``.
+A variant with a bracket, as ``anderson[batch_size=80,history_size=5]``, is compared with the base on the same problem,
+``base[batch_size=80]``, or with none.
 """
 
-from collections.abc import Iterable, Mapping
+import json
+from collections.abc import Container, Iterable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from math import nan
-from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -16,6 +16,7 @@ import pandas as pd
 from . import statistics as st
 from .methods import METHODS
 from .results import METRICS, DamagedRun, Run
+from .task import ANDERSON_OPTIONS
 from .tasks import TASKS
 
 BASE = "base"
@@ -26,7 +27,18 @@ TIME = "cpu_seconds"
 """Time is that of the processor: a run has one thread, and what else the machine does would distort the clock's."""
 BUDGETS = {"step": "gradient evaluations", TIME: "time"}
 """What two runs can have in common when they are compared: column -> its name."""
-Row = dict[str, Any]
+
+
+def settings_without(run: Run, names: Container[str]) -> str:
+    """All settings but these: equal for runs that differ in these alone."""
+    return json.dumps(
+        {name: value for name, value in run.config["settings"].items() if name not in names}, sort_keys=True
+    )
+
+
+def problem(run: Run) -> str:
+    """The task with all settings but those of Anderson: what runs to be compared have in common."""
+    return run.task + settings_without(run, ANDERSON_OPTIONS)
 
 
 @dataclass(frozen=True)
@@ -167,13 +179,10 @@ class Comparison:
         return sorted({seed for group in plain for seed in group.seeds})
 
     def base_of(self, group: Group) -> Group | None:
-        """What a group is compared with; None for a base itself and where there is no base."""
-        bases = {other.variant: other for other in self.groups if other.method == BASE}
-        for name in (BASE + group.bracket, BASE):
-            base = bases.get(name)
-            if base and base is not group and set(base.seeds) & set(group.seeds):
-                return base
-        return None
+        """The base on the same problem and common seeds; None for a base itself and where there is none."""
+        wanted = problem(group.traces[0].run)
+        found = (other for other in self.groups if other.method == BASE and problem(other.traces[0].run) == wanted)
+        return next((base for base in found if group.method != BASE and set(base.seeds) & set(group.seeds)), None)
 
     def references(self, metric: str) -> dict[str, st.Interval]:
         """What was not trained: name -> its metric over the seeds."""
@@ -195,6 +204,9 @@ def collect(runs: Iterable[Run]) -> tuple[list[Comparison], list[str]]:
     for run in runs:
         try:
             seeds = found.setdefault(run.task, {}).setdefault(run.variant, {})
+            first = next(iter(seeds.values())).run if seeds else run
+            if run.config["settings"] != first.config["settings"]:
+                raise DamagedRun(f"{run.folder}: left out, its settings are not those of {first.folder}")
             if run.seed in seeds:
                 raise DamagedRun(f"{run.folder}: left out, {seeds[run.seed].run.folder} is the same run")
             seeds[run.seed] = Trace.of(run)

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from .claims import Curve, Verdict
-from .comparison import BUDGETS, Comparison, Group
+from .comparison import BUDGETS, TIME, Comparison, Group
 from .curves import MeanCurve, Picture, diverged_curves, logarithmic, mean_curve, reference_lines, styles
 from .figures import AXES, curve_styles
 from .tables import acceptance_table, comparison_table, paired_table
@@ -84,7 +84,7 @@ def comparison_text(task: Comparison) -> Table:
         f"final {task.metrics[task.metric]}",
         "best",
         "time / base",
-        "seconds",
+        "processor seconds",
         "learning rate",
     ]
     by_method = comparison_table(task).groupby("method", sort=False)
@@ -123,23 +123,32 @@ def paired_text(task: Comparison) -> Table:
     """Method by method against the base, at equal gradient evaluations and at equal time."""
     headers = ["method", "against"]
     for name in BUDGETS.values():
-        headers += [f"ratio at equal {name}", "better : worse", "p"]
+        headers += [f"ratio at equal {name}", "pairs", "better : worse", "p"]
     frame = paired_table(task)
     rows = []
     for _, lines in frame[frame["metric"] == task.metric].groupby("method", sort=False) if len(frame) else ():
         records = lines.to_dict("records")
         row = [Cell(records[0]["label"]), Cell(records[0]["against"])]
         for record in records:
-            row += [_estimate(record), Cell(f"{record['better']} : {record['worse']}"), Cell(number(record["p_value"]))]
+            row += [_estimate(record), Cell(_pairs(record)), Cell(f"{record['better']} : {record['worse']}")]
+            row.append(Cell(number(record["p_value"])))
         rows.append(row)
     return Table(headers, rows)
 
 
 def _estimate(record: Mapping[str, Any]) -> Cell:
-    if record["kind"] == "ratio":
-        return bracketed(record, "estimate", 1.0)
-    cell = bracketed(record, "estimate", 0.0)
-    return Cell(f"difference {cell.text}", cell.meaning)
+    """What the pairs say that did not diverge; of no meaning where those that did say the contrary."""
+    cell = bracketed(record, "estimate", 1.0 if record["kind"] == "ratio" else 0.0)
+    contrary = BETTER if record["diverged"] > record["against_diverged"] else WORSE
+    undone = record["diverged"] != record["against_diverged"] and cell.meaning == contrary
+    return Cell(cell.text if record["kind"] == "ratio" else f"difference {cell.text}", "" if undone else cell.meaning)
+
+
+def _pairs(record: Mapping[str, Any]) -> str:
+    """How many there are, and how many runs diverged and left theirs out."""
+    lost = {"": record["diverged"], "base ": record["against_diverged"]}
+    texts = [f"{who}diverged {count}" for who, count in lost.items() if count]
+    return f"{record['pairs']}" + (f" ({', '.join(texts)})" if texts else "")
 
 
 def acceptance_text(task: Comparison) -> Table:
@@ -182,7 +191,7 @@ def _curves(group: Group, metric: str) -> dict[str, Any]:
 
 
 def _curve(curve: MeanCurve) -> dict[str, Any]:
-    numbers = {"step": curve.steps, "seconds": curve.seconds, "mean": curve.mean}
+    numbers = {"step": curve.steps, TIME: curve.seconds, "mean": curve.mean}
     if np.isfinite(curve.low).any():
         numbers |= {"low": curve.low, "high": curve.high}
     return {name: rounded(values) for name, values in numbers.items()}
@@ -208,5 +217,5 @@ def picture_data(picture: Picture) -> dict[str, Any]:
 
 def claims_text(verdicts: Iterable[Verdict]) -> Table:
     """Claim by claim."""
-    rows = [[Cell(f"{v.name} ({v.source})"), Cell(v.claim), Cell(v.verdict), Cell(v.numbers)] for v in verdicts]
+    rows = [[Cell(f"{v.name} ({v.source})"), Cell(v.claim), Cell(v.outcome), Cell(v.numbers)] for v in verdicts]
     return Table(["claim", "what the paper says", "verdict", "numbers"], rows)

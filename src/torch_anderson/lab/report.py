@@ -164,7 +164,7 @@ def render(evidence: Evidence) -> str:
         incomplete=incomplete(evidence.results, evidence.tasks),
         tasks=[task_section(evidence, task) for task in evidence.tasks],
         verdicts=evidence.verdicts,
-        outcomes=Counter(verdict.verdict for verdict in evidence.verdicts),
+        outcomes=Counter(verdict.outcome for verdict in evidence.verdicts),
         data=embedded(figure_data(evidence)),
         plotly=get_plotlyjs(),
     )

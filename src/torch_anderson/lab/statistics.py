@@ -30,6 +30,19 @@ class Interval:
         """What stands behind the plus-minus sign."""
         return (self.high - self.low) / 2
 
+    def below(self, limit: float) -> bool | None:
+        """Whether the quantity is below the limit; None where the interval allows both."""
+        return True if self.high < limit else False if self.low >= limit else None
+
+    def above(self, limit: float) -> bool | None:
+        """Whether it is above the limit; None where the interval allows both."""
+        return True if self.low > limit else False if self.high <= limit else None
+
+    def within(self, low: float, high: float) -> bool | None:
+        """Whether it is between the two, these included; None where the interval allows both."""
+        inside = low <= self.low and self.high <= high
+        return True if inside else False if self.high < low or self.low > high else None
+
 
 @dataclass(frozen=True)
 class Paired:
@@ -41,6 +54,9 @@ class Paired:
     better: int
     """Seeds on which it ended lower; a run that diverged loses to one that did not."""
     worse: int
+    diverged: int
+    """Of its runs; those and their partners are no part of the estimate."""
+    others_diverged: int
     p_value: float
     """Of Wilcoxon's signed-rank test, two-sided, on the pairs of which neither diverged."""
 
@@ -104,14 +120,15 @@ def paired(values: Sequence[float], others: Sequence[float]) -> Paired:
     0.5
     """
     ours, theirs = np.asarray(values, dtype=float), np.asarray(others, dtype=float)
-    both = np.isfinite(ours) & np.isfinite(theirs)
-    better = int((ours[both] < theirs[both]).sum() + (np.isfinite(ours) & ~np.isfinite(theirs)).sum())
-    worse = int((ours[both] > theirs[both]).sum() + (~np.isfinite(ours) & np.isfinite(theirs)).sum())
+    lost, others_lost = ~np.isfinite(ours), ~np.isfinite(theirs)
+    both = ~lost & ~others_lost
+    better = int((ours[both] < theirs[both]).sum() + (~lost & others_lost).sum())
+    worse = int((ours[both] > theirs[both]).sum() + (lost & ~others_lost).sum())
     ours, theirs = ours[both], theirs[both]
     is_ratio = bool(np.all(ours > 0) and np.all(theirs > 0))
     differences = np.log(ours) - np.log(theirs) if is_ratio else ours - theirs
     estimate = geometric_interval(ours / theirs) if is_ratio else interval(differences)
-    return Paired(estimate, is_ratio, better, worse, signed_rank(differences))
+    return Paired(estimate, is_ratio, better, worse, int(lost.sum()), int(others_lost.sum()), signed_rank(differences))
 
 
 def signed_rank(differences: ArrayLike) -> float:

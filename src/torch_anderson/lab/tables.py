@@ -67,6 +67,7 @@ def _paired_row(task: Comparison, group: Group, base: Group, metric: str, budget
     row: Row = {"task": task.name, "method": group.variant, "label": group.label, "metric": metric}
     row |= {"against": base.variant, "equal": BUDGETS[budget], "pairs": result.estimate.count}
     row |= {"kind": "ratio" if result.is_ratio else "difference"} | _numbers("estimate", result.estimate)
+    row |= {"diverged": result.diverged, "against_diverged": result.others_diverged}
     return row | {"better": result.better, "worse": result.worse, "p_value": result.p_value}
 
 
@@ -94,5 +95,5 @@ def acceptance_table(task: Comparison) -> pd.DataFrame:
 
 def claims_table(verdicts: Iterable[Verdict]) -> pd.DataFrame:
     """The claims with their verdicts, without the figures."""
-    columns = ["name", "source", "claim", "verdict", "numbers"]
+    columns = ["name", "source", "claim", "verdict", "inconclusive", "numbers"]
     return pd.DataFrame([{name: getattr(verdict, name) for name in columns} for verdict in verdicts], columns=columns)

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 from scipy.optimize import nnls
 
+from ..comparison import settings_without
 from ..results import Run
 from ..statistics import geometric_interval
 from .evidence import (
@@ -18,7 +19,6 @@ from .evidence import (
     same_problem,
     select,
     setting,
-    settings_without,
     studied_trend,
     sweep,
     trend_figure,
@@ -114,8 +114,8 @@ def fit(measured: Sequence[Point], formula: Formula) -> tuple[float, float, floa
     "Training costs O(I B n + floor(I/p) n m²): AA with a QR factorisation adds m² per acceleration.",
 )
 def cost_formula(runs: Sequence[Run]) -> Finding:
-    """Reproduced if, with solver="qr" as in the paper, base + constant m²/p fits all CPU times of a step within 25 %,
-    both constants fitted.
+    """Judged as a prediction of times, not as the upper bound that O() is. Reproduced if, with solver="qr" as in the
+    paper, base + constant m²/p fits all CPU times of a step within 25 %, both constants fitted.
     """
     measured = {"qr": points(*timed(runs, "qr"))}
     with suppress(Missing):
@@ -172,7 +172,7 @@ def cost_period(runs: Sequence[Run]) -> Finding:
     found, _ = timed(runs, "qr")
     result = studied_trend(sweep(found, "period", "store_period"), SECONDS.of, STUDY)
     return Finding(
-        result.slope.high < 0, f"Seconds {result}", trend_figure("Cost", "period", "seconds", qr=result.line)
+        result.slope.below(0), f"Seconds {result}", trend_figure("Cost", "period", "seconds", qr=result.line)
     )
 
 
@@ -186,8 +186,9 @@ def cost_restored(runs: Sequence[Run]) -> Finding:
     interval below 1.1.
     """
     found, base = timed(runs, "qr")
-    rare = by_seed([run for run in found if sizes(run)[1] >= sizes(run)[0] ** 2 > 1])
+    restoring = [(size, period) for size, period in map(sizes, found) if period >= size**2 > 1]
+    rare = by_seed([run for run in found if restoring and sizes(run) == min(restoring)])
     time, end = (compare("Anderson with p ≥ m² to base", rare, base, measure) for measure in (SECONDS, FINAL))
     if time.ratio.count < LEAST_SEEDS:
         raise from_study(STUDY, "No runs with p ≥ m².")
-    return Finding(time.ratio.high < RESTORED, f"{time} {end}")
+    return Finding(time.ratio.below(RESTORED), f"{time} {end}")

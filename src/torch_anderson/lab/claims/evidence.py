@@ -4,26 +4,24 @@ A run that diverged counts as worst wherever a quality is compared, as ten times
 compared with, and is never left out.
 """
 
-import json
 from collections import defaultdict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from ..comparison import problem, settings_without
 from ..results import Run
 from ..statistics import Interval, geometric_interval, interval
-from ..task import ANDERSON_OPTIONS
 from .measures import Measure
 from .verdict import Curve, Missing
 
 LEAST_SEEDS = 3
 """Below so many seeds nothing is decided."""
 PENALTY = 10.0
-MATCHED = {"anderson": "matched-anderson", "average": "matched-average", "anderson+average": "matched-anderson+average"}
-"""The control of each method: the base at the learning rate to which it amounts."""
+BOTH = "anderson+average"
 
 BySeed = dict[int, Run]
 
@@ -41,23 +39,16 @@ def by_seed(runs: Sequence[Run]) -> BySeed:
     return {run.seed: run for run in runs}
 
 
-def settings_without(run: Run, names: Sequence[str]) -> str:
-    """All settings but these: equal for runs that differ in these alone."""
-    return json.dumps(
-        {name: value for name, value in run.config["settings"].items() if name not in names}, sort_keys=True
-    )
-
-
 def same_problem(runs: Sequence[Run], like: Run) -> list[Run]:
     """The runs with the same task and settings, those of Anderson aside."""
-    wanted = settings_without(like, ANDERSON_OPTIONS)
-    return [run for run in runs if run.task == like.task and settings_without(run, ANDERSON_OPTIONS) == wanted]
+    wanted = problem(like)
+    return [run for run in runs if problem(run) == wanted]
 
 
 def alike(runs: Sequence[Run], method: str, like: BySeed) -> list[Run]:
     """The runs of a method on the same problem."""
     one = next(iter(like.values()))
-    return select(same_problem(runs, one), one.task, method)
+    return same_problem(select(runs, one.task, method), one)
 
 
 def shared(runs: BySeed, others: BySeed) -> BySeed:
@@ -99,17 +90,31 @@ def from_study(name: str, why: str) -> Missing:
 # Comparisons over seeds.
 
 
+def every(outcomes: Iterable[bool | None]) -> bool | None:
+    """Whether all hold: one that is refuted decides, else one that is open leaves it open.
+
+    >>> every([True, None]), every([None, False]), every([True, True])
+    (None, False, True)
+    """
+    found = list(outcomes)
+    return False if False in found else None if None in found else True
+
+
 @dataclass(frozen=True)
 class Comparison:
     """One set of runs against another by the ratio of a measure, seed by seed."""
 
     text: str
     ratio: Interval
+    lower: int
+    """Seeds on which it is below 1."""
+    largest: float
+    """On any seed: a mean hides a run that went astray without diverging."""
     diverged: int
     """Runs that have no such measure because they diverged."""
 
     def __str__(self) -> str:
-        text = f"Ratio of {self.text}: {shown(self.ratio)}."
+        text = f"Ratio of {self.text}: {shown(self.ratio)}, below 1 on {self.lower}, at most {self.largest:.3g}."
         return text + (f" {self.diverged} diverged, each counted as ten times the worst." if self.diverged else "")
 
 
@@ -117,8 +122,10 @@ def compare(text: str, runs: BySeed, others: BySeed, measure: Measure) -> Compar
     """The ratio over the seeds that both have."""
     seeds = sorted(runs.keys() & others.keys())
     measured = [[measure.of(side[seed]) for seed in seeds] for side in (runs, others)]
-    values, lost = penalised(measured), int(np.isinf(measured).sum())
-    return Comparison(f"{measure.label}, {text}", geometric_interval(values[0] / values[1]), lost)
+    values, lost = penalised(measured), int((~np.isfinite(measured)).sum())
+    ratios = values[0] / values[1]
+    lower, largest = int((ratios < 1).sum()), float(ratios.max(initial=0))
+    return Comparison(f"{measure.label}, {text}", geometric_interval(ratios), lower, largest, lost)
 
 
 def penalised(values: Sequence[float] | Sequence[Sequence[float]]) -> NDArray[np.float64]:
@@ -154,7 +161,7 @@ def trend(groups: Mapping[Any, BySeed], of: Callable[[Run], float]) -> Trend | N
     if len(groups) < 2 or len(seeds) < LEAST_SEEDS:
         return None
     measured = [[of(runs[seed]) for runs in groups.values()] for seed in seeds]
-    values, lost = penalised(measured), int(np.isinf(measured).sum())
+    values, lost = penalised(measured), int((~np.isfinite(measured)).sum())
     # Rounded, or what is the same at all values would have a slope of 1e-17 with no uncertainty.
     slopes = np.polyfit(np.log(list(groups)), np.log(values).T, 1)[0].round(9)
     points = dict(zip(groups, map(geometric_interval, values.T), strict=True))
@@ -215,16 +222,20 @@ def as_it_is(runs: Sequence[Run], task: str, method: str, profile: str = "paper"
 
 def control(runs: Sequence[Run], task: str, method: str, measure: Measure) -> str:
     """A sentence about the base at the learning rate to which the method amounts."""
-    return explain(pair(runs, task, method, MATCHED[method], measure, "paper"))
+    full = all(setting(run, "relaxation") == 1 for run in as_it_is(runs, task, method).values())
+    # Anderson with full jumps has the base's speed: of both, that of the average is left.
+    other = "matched-average" if method == BOTH and full else f"matched-{method}"
+    return explain(pair(runs, task, method, other, measure, "paper"))
 
 
 def explain(against: Comparison) -> str:
     """What a comparison with a control says about the effect."""
     if against.ratio.count < LEAST_SEEDS:
         return "The control, base at the learning rate it amounts to, was not run or does not differ from base."
-    if against.ratio.high < 1:
+    if against.ratio.below(1):
         return f"{against} So it is better than that control."
-    return f"{against} So it is not better than that control: the learning rate alone may explain what it does."
+    shown_to_be = "not better" if against.ratio.below(1) is False else "not shown to be better"
+    return f"{against} So it is {shown_to_be} than that control: the learning rate alone may explain what it does."
 
 
 def shown(estimate: Interval) -> str:

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from math import inf
 
 import numpy as np
@@ -16,6 +17,8 @@ TAIL = 0.2
 """The last part of a run, where its oscillations are measured; the first, where its time is not."""
 MEDIAN_WINDOW = 21
 """Evaluations; slower changes than that are no oscillations."""
+LEAST_AMPLITUDE = 1e-6
+"""Smaller ones are the rounding of weights in float32."""
 CONDITION_LIMIT = float(np.finfo(float).eps ** -0.5)
 """Larger condition numbers are out of reach of a Gram matrix in float64."""
 
@@ -28,10 +31,11 @@ class Measure:
     of: Callable[[Run], float]
 
 
-def final(run: Run) -> float:
-    """The validation MSE at the end."""
-    value = run.summary["final"].get(METRIC)
-    return inf if run.diverged or value is None else float(value)
+def final(run: Run, metric: str = METRIC) -> float:
+    """The validation MSE, or another metric, at the end."""
+    if metric not in run.summary["final"]:
+        raise Missing(f"{run.folder} has no {metric}.")
+    return inf if run.diverged else float(run.summary["final"][metric])
 
 
 def evaluated(run: Run) -> pd.Series:
@@ -47,13 +51,10 @@ def amplitude(run: Run) -> float:
         return inf
     logs = np.log(evaluated(run).clip(lower=np.finfo(float).tiny))
     around = logs - logs.rolling(MEDIAN_WINDOW, center=True, min_periods=1).median()
-    return float(around[around.index > (1 - TAIL) * run.summary["steps"]].std())
-
-
-def relative_l2(run: Run) -> float:
-    """The relative L2 error at the end."""
-    value = run.summary["final"].get("relative_l2")
-    return inf if run.diverged or value is None else float(value)
+    late = around[around.index > (1 - TAIL) * run.summary["steps"]]
+    if len(late) < 2:
+        raise Missing(f"{run.folder} has fewer than two evaluations in the last fifth of the run.")
+    return max(float(late.std()), LEAST_AMPLITUDE)
 
 
 def training_loss(run: Run) -> float:
@@ -83,7 +84,7 @@ def averaged_share(run: Run) -> float:
 
 
 FINAL = Measure("final validation MSE", final)
-RELATIVE_L2 = Measure("final relative L2 error", relative_l2)
+RELATIVE_L2 = Measure("final relative L2 error", partial(final, metric="relative_l2"))
 AMPLITUDE = Measure("late oscillation of the validation MSE", amplitude)
 TRAINING_LOSS = Measure("late training loss", training_loss)
 SECONDS = Measure("CPU time of a step", seconds_per_step)

@@ -7,7 +7,8 @@ from typing import Literal
 
 from ..results import Run
 
-Outcome = Literal["reproduced", "not reproduced", "cannot be tested"]
+Decision = Literal["reproduced", "not reproduced", "cannot be tested"]
+INCONCLUSIVE = "Inconclusive: the intervals allow the claim and its contrary."
 
 
 @dataclass(frozen=True)
@@ -30,17 +31,25 @@ class Verdict:
     source: str
     """Where the paper says it."""
     claim: str
-    verdict: Outcome
+    verdict: Decision
     numbers: str
     """What was measured and by which rule it was judged, or what to run."""
     figure: Curve | None
+    inconclusive: bool = False
+    """Whether it is not reproduced because the intervals allow both; else it is refuted."""
+
+    @property
+    def outcome(self) -> str:
+        """The verdict, and whether that is for want of evidence."""
+        return f"{self.verdict} (inconclusive)" if self.inconclusive else self.verdict
 
 
 @dataclass(frozen=True)
 class Finding:
     """What the test of a claim found."""
 
-    holds: bool
+    holds: bool | None
+    """None where the intervals allow both."""
     numbers: str
     figure: Curve | None = None
 
@@ -75,9 +84,10 @@ class Claim:
             finding = self.test(runs)
         except Missing as missing:
             return Verdict(self.name, self.source, self.claim, "cannot be tested", str(missing), None)
-        outcome: Outcome = "reproduced" if finding.holds else "not reproduced"
-        numbers = f"{finding.numbers} Rule: {self.rule}"
-        return Verdict(self.name, self.source, self.claim, outcome, numbers, finding.figure)
+        decision: Decision = "reproduced" if finding.holds else "not reproduced"
+        is_open = finding.holds is None
+        numbers = f"{INCONCLUSIVE + ' ' if is_open else ''}{finding.numbers} Rule: {self.rule}"
+        return Verdict(self.name, self.source, self.claim, decision, numbers, finding.figure, is_open)
 
 
 class Claims(list[Claim]):
