@@ -258,6 +258,9 @@ def test_report_has_page_figures_and_tables(tmp_path):
     table = pd.read_csv(tmp_path / "out" / "comparison.csv").set_index("method")
     assert table.loc["anderson", "final"] == pytest.approx((0.1 + 0.01 + 0.001) / 3)
     assert table.loc["ordinary least squares", "final"] == pytest.approx(0.0036)
+    runs = pd.read_csv(tmp_path / "out" / "runs.csv")
+    assert len(runs) == 9
+    assert sorted(runs.groupby("seed").final_validation_mse.first()) == pytest.approx([0.001, 0.01, 0.1])
     data = page_data(report.html)["tasks"]["diabetes"]
     assert data["metrics"]["validation_mse"]["log"]
     budgets = set(re.findall('data-budget="(.+?)"', report.html.read_text()))

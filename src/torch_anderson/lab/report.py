@@ -102,7 +102,7 @@ def judgeable(runs: Iterable[Run]) -> tuple[list[Run], list[str]]:
 
 
 def write_tables(evidence: Evidence, out: Path) -> Iterator[Path]:
-    """comparison, paired, acceptance and claims: numbers as .csv, text as .md."""
+    """comparison, paired, acceptance and claims: numbers as .csv, text as .md; and all runs, one a row."""
     for name, frame, text in (
         ("comparison", tables.comparison_table, page.comparison_text),
         ("paired", tables.paired_table, page.paired_text),
@@ -112,6 +112,9 @@ def write_tables(evidence: Evidence, out: Path) -> Iterator[Path]:
         parts = [(task.title, text(task)) for task in evidence.tasks]
         words = "\n".join(f"### {title}\n\n{table.markdown()}\n" for title, table in parts if table.rows)
         yield from _write_table(out, name, numbers, words)
+    runs = out / "runs.csv"
+    write_bytes(runs, pd.concat([tables.runs_table(task) for task in evidence.tasks]).to_csv(index=False).encode())
+    yield runs
     claims = page.claims_text(evidence.verdicts)
     yield from _write_table(out, "claims", tables.claims_table(evidence.verdicts), claims.markdown() + "\n")
 

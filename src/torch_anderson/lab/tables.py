@@ -93,6 +93,18 @@ def acceptance_table(task: Comparison) -> pd.DataFrame:
     return table.drop(columns=idle)
 
 
+def runs_table(task: Comparison) -> pd.DataFrame:
+    """How each run ended: what all other tables are made from."""
+    rows = []
+    for trace in (trace for group in task.groups for trace in group.traces):
+        config, summary = trace.run.config, trace.run.summary
+        row: Row = {"task": trace.run.task, "method": trace.run.variant, "seed": trace.run.seed}
+        row |= {name: summary[name] for name in ("status", "steps", "seconds", "cpu_seconds", "learning_rate")}
+        row |= {f"{part}_{name}": summary[part].get(name) for part in ("final", "best") for name in task.metrics}
+        rows.append(row | {"date": config["date"], "commit": config["versions"].get("commit", "")})
+    return pd.DataFrame(rows)
+
+
 def claims_table(verdicts: Iterable[Verdict]) -> pd.DataFrame:
     """The claims with their verdicts, without the figures."""
     columns = ["name", "source", "claim", "verdict", "inconclusive", "numbers"]
