@@ -89,6 +89,12 @@ def test_figures_are_drawn(page):
     assert bands >= 4
 
 
+def test_no_plot_is_wider_than_its_box(page):
+    script = """return [...document.querySelectorAll('.picture, .plot')].filter(
+        (plot) => plot.querySelector('svg').clientWidth > plot.clientWidth + 1).length"""
+    assert page.execute_script(script) == 0
+
+
 def test_nothing_is_requested_but_the_page_itself(page, html):
     events = [json.loads(entry["message"])["message"] for entry in page.get_log("performance")]
     urls = {e["params"]["request"]["url"] for e in events if e["method"] == "Network.requestWillBeSent"}

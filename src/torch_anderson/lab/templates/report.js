@@ -169,21 +169,26 @@ function startTask(section) {
 function drawPictures(section) {
   const box = section.querySelector(".pictures");
   if (!box) return;
-  box.replaceChildren();
-  for (const picture of DATA.pictures[section.dataset.task]) {
-    const largest = (rows) => Math.max(...rows.flat().map(Math.abs));
+  const largest = (rows) => Math.max(...rows.flat().map(Math.abs));
+  const images = DATA.pictures[section.dataset.task].flatMap((picture) => {
     const size = largest(picture.exact);
     const fields = [["exact", "exact", size], ["predicted", picture.label, size], ["error", "error", largest(picture.error)]];
-    for (const [name, title, limit] of fields) drawHeatmap(box, picture, name, title, limit);
-  }
+    return fields.map((field) => [picture, ...field]);
+  });
+  // All boxes first: how wide one is depends on how many there are.
+  const plots = images.map(pictureBox);
+  box.replaceChildren(...plots.map((plot) => plot.parentElement));
+  images.forEach((image, i) => drawHeatmap(plots[i], ...image));
 }
 
-function drawHeatmap(box, picture, name, title, limit) {
-  const figure = document.createElement("figure");
+function pictureBox() {
   const plot = document.createElement("div");
   plot.className = "picture";
-  figure.append(plot);
-  box.append(figure);
+  document.createElement("figure").append(plot);
+  return plot;
+}
+
+function drawHeatmap(plot, picture, name, title, limit) {
   const colorscale = (name === "error" ? ERRORS : VALUES).map((colour, i) => [i / 4, colour]);
   const trace = {
     type: "heatmap", x: picture.t, y: picture.x, z: picture[name], zmin: -limit, zmax: limit, colorscale, zsmooth: "best",
