@@ -15,6 +15,8 @@ from .studies import STUDIES
 from .sweep import check_writable, unfinished
 from .tasks import TASKS
 
+SHOWN = 5
+"""Columns of the comparison that fit a terminal; the page has all."""
 ESTIMATING = 8.0
 """Seconds that all estimates together may take, about."""
 
@@ -81,8 +83,8 @@ def show_comparison(console: Console, results: Path, tasks: Collection[str]) -> 
     for comparison in collect(load_runs(results)[0])[0]:
         if comparison.task in tasks:
             table = comparison_text(comparison)
-            rows = [[cell.text for cell in row] for row in table.rows]
-            show_table(console, f"{comparison.title} (mean ± 95 % confidence)", table.headers, rows)
+            rows = [[cell.text for cell in row[:SHOWN]] for row in table.rows]
+            show_table(console, f"{comparison.title} (mean ± 95 % confidence)", table.headers[:SHOWN], rows)
 
 
 def show_report(console: Console, results: Path, out: Path | None = None) -> None:
