@@ -72,11 +72,16 @@ def tensor(array: NDArray[Any]) -> Tensor:
 
 @dataclass(frozen=True, kw_only=True)
 class TableTask(Task):
-    """What both tables have in common: the paper's network for admissions."""
+    """What both tables have in common: network and settings of the paper for admissions."""
 
     metric: ClassVar[str] = "validation_mse"
     metrics: ClassVar[Mapping[str, str]] = {"validation_mse": "validation MSE", "training_mse": "training MSE"}
+    quick: ClassVar[Mapping[str, Any]] = {"steps": 3_000, "decay_every": 2_000}
 
+    steps: int = 15_000
+    learning_rate: float = 0.02
+    decay_factor: float = 0.2
+    decay_every: int = 10_000
     width: int = 64
     depth: int = 3
     batch_size: int = 40
@@ -96,12 +101,6 @@ class Admissions(TableTask):
 
     name: ClassVar[str] = "admissions"
     title: ClassVar[str] = "Graduate admissions"
-    quick: ClassVar[Mapping[str, Any]] = {"steps": 3_000, "decay_every": 2_000}
-
-    steps: int = 15_000
-    learning_rate: float = 0.02
-    decay_factor: float = 0.2
-    decay_every: int = 10_000
 
     def start(self, seed: int) -> Problem:
         """With the admissions table; raises ``MissingData`` where it cannot be had."""
@@ -114,12 +113,6 @@ class Diabetes(TableTask):
 
     name: ClassVar[str] = "diabetes"
     title: ClassVar[str] = "Diabetes"
-    quick: ClassVar[Mapping[str, Any]] = {"steps": 3_000, "decay_every": 2_000}
-
-    steps: int = 15_000
-    learning_rate: float = 0.02
-    decay_factor: float = 0.2
-    decay_every: int = 10_000
 
     def start(self, seed: int) -> Problem:
         """The target has mean 0 and variance 1: 1.0 is what the mean would get."""
