@@ -7,9 +7,10 @@ import torch
 from lab.shared import small, start
 from schedulefree import AdamWScheduleFree
 
-from torch_anderson.lab.methods import EMA_DECAY, METHODS, LBFGSTrainer
+from torch_anderson.lab.methods import EMA_DECAY, METHODS
 from torch_anderson.lab.runner import Training
 from torch_anderson.lab.tasks import TASKS
+from torch_anderson.lab.trainers import LBFGSTrainer
 
 STEPS = 40
 

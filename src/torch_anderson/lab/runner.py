@@ -20,10 +20,11 @@ import numpy as np
 import torch
 
 from . import results
-from .methods import METHODS, Method, Trainer
+from .methods import METHODS, Method
 from .results import CONFIG, DIVERGED, FINISHED, METRICS, PICTURES, SUMMARY, write_bytes, write_json
 from .task import Metrics, Problem, Task
 from .tasks import TASKS
+from .trainers import Trainer
 
 CHECKPOINT, PROGRESS = "checkpoint.pt", "progress.json"
 PROFILES = ("quick", "paper")

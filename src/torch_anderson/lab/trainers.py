@@ -1,0 +1,242 @@
+"""How methods train: an optimizer with its schedule, and the weights it wants to be judged by."""
+
+import copy
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from functools import partial
+from statistics import median
+from typing import Any
+
+import torch
+from schedulefree import AdamWScheduleFree
+from torch import Tensor, nn
+from torch.optim import Optimizer
+from torch.optim.lr_scheduler import LambdaLR
+from torch.optim.swa_utils import AveragedModel
+
+from torch_anderson import Acceleration, Anderson
+
+from .task import Problem, Task
+
+LOOKAHEAD_STEPS, LOOKAHEAD_RATE = 5, 0.5
+LBFGS_START = 0.25
+"""Share of the run that Adam gets before L-BFGS."""
+
+
+class Trainer:
+    """A method at work on a model: an optimizer with its schedule, and the weights it wants to be judged by."""
+
+    def __init__(self, task: Task, model: nn.Module, optimizer: Optimizer) -> None:
+        self.model = model
+        self.optimizer = optimizer
+        self.schedule = LambdaLR(optimizer, task.rate_factor)
+
+    def step(self, problem: Problem, step: int) -> tuple[float, int]:
+        """Train on the batch of this step; returns its loss, and how many gradients were evaluated."""
+        self.optimizer.zero_grad()
+        loss = problem.loss(step)
+        loss.backward()
+        self.optimizer.step()
+        self.schedule.step()
+        return loss.item(), 1
+
+    def evaluation_weights(self) -> AbstractContextManager[None]:
+        """A context in which the model has the weights to be judged by."""
+        return nullcontext()
+
+    def stats(self) -> dict[str, float]:
+        """Numbers about the run that are the method's own."""
+        return {}
+
+    def state_dict(self) -> dict[str, Any]:
+        """All that changes while training, for a checkpoint."""
+        return {"optimizer": self.optimizer.state_dict(), "schedule": self.schedule.state_dict()}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Go on where a checkpoint stopped."""
+        self.optimizer.load_state_dict(state["optimizer"])
+        self.schedule.load_state_dict(state["schedule"])
+
+
+class AndersonTrainer(Trainer):
+    """Anderson around the base, with a sample of what its accelerations were like."""
+
+    SAMPLE_EVERY = 10
+    """Condition numbers cost an eigenvalue problem each."""
+
+    optimizer: Anderson
+
+    def __init__(self, task: Task, model: nn.Module, optimizer: Anderson) -> None:
+        super().__init__(task, model, optimizer)
+        self.needs_loss = task.safeguard == "loss"
+        self.sample: list[tuple[float, float]] = []
+        self.seen = 0
+        optimizer.register_acceleration_hook(self._look)
+
+    def step(self, problem: Problem, step: int) -> tuple[float, int]:
+        """As the plain step; the loss goes along where the safeguard asks for it."""
+        if self.needs_loss:
+            self.optimizer.set_batch(loss_fn=partial(problem.loss, step))
+        return super().step(problem, step)
+
+    def _look(self, acceleration: Acceleration) -> None:
+        if self.seen % self.SAMPLE_EVERY == 0:
+            self.sample.append((acceleration.condition_number, acceleration.gain))
+        self.seen += 1
+
+    def stats(self) -> dict[str, float]:
+        """Anderson's counters, and medians over the run."""
+        counts = {name: value for name, value in self.optimizer.stats.as_dict().items() if name not in PER_ACCELERATION}
+        conditions, gains = zip(*self.sample, strict=True) if self.sample else ((), ())
+        medians = {"condition_number": conditions, "gain": gains}
+        return counts | {name: median(values) for name, values in medians.items() if values}
+
+    def state_dict(self) -> dict[str, Any]:
+        """The sample too."""
+        return super().state_dict() | {"sample": list(self.sample), "seen": self.seen}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """The sample too."""
+        super().load_state_dict(state)
+        self.sample, self.seen = list(state["sample"]), state["seen"]
+
+
+PER_ACCELERATION = Acceleration(0, 0, 0, 0, 0, 0).as_dict().keys()
+
+
+class AveragingTrainer(Trainer):
+    """Trains as the base does and is judged by an average of the weights from step ``start`` on."""
+
+    def __init__(self, task: Task, model: nn.Module, optimizer: Optimizer, average: AveragedModel, start: int) -> None:
+        super().__init__(task, model, optimizer)
+        self.average, self.start = average, start
+
+    def step(self, problem: Problem, step: int) -> tuple[float, int]:
+        """The base's step; then the average takes in where it led."""
+        outcome = super().step(problem, step)
+        if step >= self.start:
+            self.average.update_parameters(self.model)
+        return outcome
+
+    @contextmanager
+    def evaluation_weights(self) -> Iterator[None]:
+        """The average, as soon as there is one."""
+        if not self.average.n_averaged:
+            yield
+            return
+        with swapped(self.model, list(self.average.module.parameters())):
+            yield
+
+    def state_dict(self) -> dict[str, Any]:
+        """The average too."""
+        return super().state_dict() | {"average": self.average.state_dict()}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """The average too."""
+        super().load_state_dict(state)
+        self.average.load_state_dict(state["average"])
+
+
+class LookaheadTrainer(Trainer):
+    """Slow weights that go a part of the way each time the fast ones have made some steps (Zhang et al. 2019)."""
+
+    def __init__(self, task: Task, model: nn.Module, optimizer: Optimizer) -> None:
+        super().__init__(task, model, optimizer)
+        self.slow = [parameter.detach().clone() for parameter in model.parameters()]
+
+    def step(self, problem: Problem, step: int) -> tuple[float, int]:
+        """The base's step; every few, both kinds of weights meet."""
+        outcome = super().step(problem, step)
+        if (step + 1) % LOOKAHEAD_STEPS == 0:
+            fast = [parameter.detach() for parameter in self.model.parameters()]
+            torch._foreach_lerp_(self.slow, fast, LOOKAHEAD_RATE)
+            torch._foreach_copy_(fast, self.slow)
+        return outcome
+
+    def evaluation_weights(self) -> AbstractContextManager[None]:
+        """The slow weights."""
+        return swapped(self.model, self.slow)
+
+    def state_dict(self) -> dict[str, Any]:
+        """The slow weights too."""
+        return super().state_dict() | {"slow": self.slow}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """The slow weights too."""
+        super().load_state_dict(state)
+        torch._foreach_copy_(self.slow, state["slow"])
+
+
+class ScheduleFreeTrainer(Trainer):
+    """Schedule-free AdamW (Defazio et al. 2024), which brings its own averaging in place of a schedule."""
+
+    optimizer: AdamWScheduleFree
+
+    def __init__(self, task: Task, model: nn.Module, optimizer: AdamWScheduleFree) -> None:
+        super().__init__(task, model, optimizer)
+        self.schedule = LambdaLR(optimizer, lambda _: 1.0)
+        optimizer.train()
+
+    @contextmanager
+    def evaluation_weights(self) -> Iterator[None]:
+        """Its averaged weights. The training ones come back from a copy: changing over rounds."""
+        training = [parameter.detach().clone() for parameter in self.model.parameters()]
+        self.optimizer.eval()
+        try:
+            yield
+        finally:
+            self.optimizer.train()
+            torch._foreach_copy_([parameter.detach() for parameter in self.model.parameters()], training)
+
+
+class LBFGSTrainer(Trainer):
+    """Adam first, then L-BFGS on one batch that is kept: a changing one breaks its curvature pairs."""
+
+    EVALUATIONS = 25
+    """At most so many in one call."""
+
+    def __init__(self, task: Task, model: nn.Module, optimizer: Optimizer) -> None:
+        super().__init__(task, model, optimizer)
+        self.start = int(task.steps * LBFGS_START)
+        self.steps = task.steps
+        self.lbfgs = torch.optim.LBFGS(
+            model.parameters(), history_size=50, max_iter=20, line_search_fn="strong_wolfe", tolerance_change=0.0
+        )
+
+    def step(self, problem: Problem, step: int) -> tuple[float, int]:
+        """One of Adam's, or a few iterations of L-BFGS."""
+        if step < self.start:
+            return super().step(problem, step)
+        evaluations = 0
+
+        def closure() -> Tensor:
+            nonlocal evaluations
+            evaluations += 1
+            self.lbfgs.zero_grad()
+            loss = problem.loss(self.start)
+            loss.backward()
+            return loss
+
+        self.lbfgs.param_groups[0]["max_eval"] = min(self.EVALUATIONS, self.steps - step)
+        return self.lbfgs.step(closure).item(), evaluations
+
+    def state_dict(self) -> dict[str, Any]:
+        """Both optimizers."""
+        return super().state_dict() | {"lbfgs": self.lbfgs.state_dict()}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Both optimizers."""
+        super().load_state_dict(state)
+        self.lbfgs.load_state_dict(copy.deepcopy(state["lbfgs"]))
+
+
+@contextmanager
+def swapped(model: nn.Module, weights: list[Tensor]) -> Iterator[None]:
+    """A context in which the model has these weights."""
+    parameters = [parameter.detach() for parameter in model.parameters()]
+    kept = [parameter.clone() for parameter in parameters]
+    torch._foreach_copy_(parameters, weights)
+    try:
+        yield
+    finally:
+        torch._foreach_copy_(parameters, kept)
