@@ -15,6 +15,7 @@ from scipy import stats
 from torch_anderson.lab import statistics as st
 from torch_anderson.lab.comparison import Comparison, collect
 from torch_anderson.lab.curves import MOST_POINTS, STYLES, diverged_curves, mean_curve, pictures
+from torch_anderson.lab.figures import draw_metric
 from torch_anderson.lab.methods import METHODS
 from torch_anderson.lab.page import paired_text
 from torch_anderson.lab.provenance import commands
@@ -348,3 +349,13 @@ def test_the_same_run_twice_is_counted_once(tmp_path):
     for copy in ("a", "b"):
         write_run(tmp_path / copy, "foreign", "base", 0)
     assert "is the same run" in render(gather(tmp_path))
+
+
+def test_a_figure_is_not_scaled_by_what_was_run_with_other_settings(tmp_path):
+    for variant, final in (("base", 1e-2), ("anderson", 1e-3), ("anderson[period=1]", 1e30)):
+        for seed in range(3):
+            write_run(tmp_path, "diabetes", variant, seed, metrics=decay(name="validation_mse", final=final))
+    task = comparison(tmp_path)
+    figure = draw_metric(task, "validation_mse", "step")
+    assert len(figure.axes) == 1
+    assert figure.axes[0].get_ylim()[1] < 1e3

@@ -1,6 +1,7 @@
 """Figures for papers: drawn with matplotlib, saved as PNG and PDF."""
 
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from itertools import cycle
 from pathlib import Path
 from typing import Any
@@ -56,6 +57,7 @@ LOOK: dict[Any, Any] = {
 
 def draw_metric(task: Comparison, metric: str, budget: str) -> Figure:
     """A metric against steps or seconds: mean over seeds, 95 % band, a panel for each kind of method."""
+    task = without_variants(task)
     panels = list(_panels(task))
     lines = max(sum(1 + bool(group.remark) for group in groups) for _, groups in panels)
     with mpl.rc_context(LOOK):
@@ -68,6 +70,12 @@ def draw_metric(task: Comparison, metric: str, budget: str) -> Figure:
         all_axes[0].yaxis.set_label_coords(-0.58 / PANEL_WIDTH, 0.5)
         figure.suptitle(task.title, fontsize=11, y=1 - 0.1 / figure.get_figheight())
     return figure
+
+
+def without_variants(task: Comparison) -> Comparison:
+    """The methods as the profile has them: what was run with other settings would set the scale. All, if those are."""
+    groups = tuple(group for group in task.groups if group.kind != VARIANT)
+    return replace(task, groups=groups) if groups else task
 
 
 def _frame(panels: int, legend_lines: int) -> tuple[Figure, Sequence[Axes]]:
