@@ -31,6 +31,13 @@ class Problem(ABC):
         """
 
     @abstractmethod
+    def outputs(self, step: int) -> tuple[Tensor, ...]:
+        """What the discrepancy compares on that batch: (predictions, targets), or residuals where they shall be zero.
+
+        The mean of squares or the cross-entropy of them, as ``Task.discrepancy`` says, is the loss.
+        """
+
+    @abstractmethod
     def evaluate(self) -> Metrics:
         """Validation metrics at the model's present weights; ``Task.metric`` is among them."""
 
@@ -57,6 +64,8 @@ class Task(ABC):
     """All that ``Problem.evaluate`` returns, with a label for each."""
     quick: ClassVar[Mapping[str, Any]]
     """Settings of the quick profile that differ."""
+    discrepancy: ClassVar[str]
+    """How the loss follows from ``Problem.outputs``: as in ``torch_anderson.Discrepancy``."""
     pinn: ClassVar[bool] = False
     """Whether it is a physics-informed network: L-BFGS is a peer there."""
 
@@ -72,6 +81,8 @@ class Task(ABC):
     """Steps between two evaluations."""
     optimizer: str = "adam"
     """The base optimizer: adam, nesterov (momentum 0.9) or sgd."""
+    forward_cost: float = 1 / 3
+    """Of ``Problem.outputs`` without a graph, in gradients."""
     tol: float = 0.0
     """Stop when the loss on a batch is below this (the paper's stop test)."""
 

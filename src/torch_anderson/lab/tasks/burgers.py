@@ -54,6 +54,12 @@ class BurgersProblem(Problem):
         mse_u, mse_f = self._errors(self.batch(step))
         return mse_u + mse_f
 
+    @torch.no_grad()
+    def outputs(self, step: int) -> tuple[Tensor, Tensor]:
+        """The misfits at the batch's points: of the solution, and of the equation."""
+        boundary, solution, interior, forcing = self.batch(step)
+        return self.model(boundary).double() - solution, self.operator(interior) - forcing
+
     def batch(self, step: int) -> Batch:
         """The points of this step."""
         number = step // self.task.hold if self.task.hold else 0
@@ -110,6 +116,7 @@ class Burgers(Task):
         "mse_f": "MSE of the equation",
         "relative_l2": "relative L2 error",
     }
+    discrepancy: ClassVar[str] = "residual"
     pinn: ClassVar[bool] = True
 
     steps: int = 3000

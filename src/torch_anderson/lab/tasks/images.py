@@ -30,8 +30,12 @@ class Classification(Problem):
 
     def loss(self, step: int) -> Tensor:
         """Cross-entropy on the batch."""
+        return cross_entropy(*self.outputs(step))
+
+    def outputs(self, step: int) -> tuple[Tensor, Tensor]:
+        """Logits and classes of the batch."""
         batch = self.batches(step)
-        return cross_entropy(self.model(self.train_x[batch]), self.train_y[batch])
+        return self.model(self.train_x[batch]), self.train_y[batch]
 
     def evaluate(self) -> Metrics:
         """Loss and share of errors on the validation part."""
@@ -62,6 +66,7 @@ class ImageTask(Task):
 
     metric: ClassVar[str] = "validation_loss"
     metrics: ClassVar[Mapping[str, str]] = {"validation_loss": "validation loss", "validation_error": "error rate"}
+    discrepancy: ClassVar[str] = "cross_entropy"
 
     width: int = 64
     depth: int = 2

@@ -38,8 +38,12 @@ class Regression(Problem):
 
     def loss(self, step: int) -> Tensor:
         """Mean squared error on the batch."""
+        return mse_loss(*self.outputs(step))
+
+    def outputs(self, step: int) -> tuple[Tensor, Tensor]:
+        """Predictions and targets of the batch."""
         batch = self.batches(step)
-        return mse_loss(self.model(self.train_x[batch]), self.train_y[batch])
+        return self.model(self.train_x[batch]), self.train_y[batch]
 
     def evaluate(self) -> Metrics:
         """Mean squared errors on the whole of both parts."""
@@ -76,6 +80,7 @@ class TableTask(Task):
 
     metric: ClassVar[str] = "validation_mse"
     metrics: ClassVar[Mapping[str, str]] = {"validation_mse": "validation MSE", "training_mse": "training MSE"}
+    discrepancy: ClassVar[str] = "mse"
     quick: ClassVar[Mapping[str, Any]] = {"steps": 3_000, "decay_every": 2_000}
 
     steps: int = 15_000
