@@ -17,6 +17,7 @@ from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
 from torch_anderson import Anderson
 
+from .peers import adamw_cosine, has_reference, muon, reference, soap
 from .task import Task
 from .trainers import (
     AndersonTrainer,
@@ -91,6 +92,11 @@ def lbfgs(task: Task, model: nn.Module, rate: float) -> Trainer:
     return LBFGSTrainer(task, model, base(task, model, rate))
 
 
+def aadl(task: Task, model: nn.Module, rate: float) -> Trainer:
+    """The paper's own implementation around the base."""
+    return reference(task, model, base(task, model, rate))
+
+
 def anderson_speed(task: Task) -> float:
     """How much of the base's speed is left with coefficients near 0: relaxation cuts one step in ``period``."""
     return 1 - (1 - task.relaxation) / task.period
@@ -159,9 +165,9 @@ class Method:
     applies: Callable[[Task], bool] = always
     """Whether it makes sense for a task, and is not another method in disguise."""
 
-    def rate(self, task: Task) -> float:
-        """The learning rate it starts with."""
-        rate = tuned_rate(task, self.name) if self.tuned else task.learning_rate
+    def rate(self, task: Task, given: bool = False) -> float:
+        """The learning rate it starts with. A rate that was ``given`` is taken as it is, never for an untuned one."""
+        rate = tuned_rate(task, self.name) if self.tuned and not given else task.learning_rate
         return rate * self.speed(task)
 
 
@@ -195,6 +201,12 @@ METHODS = {
                schedule_free, tuned=True),
         Method("lbfgs", "base, then L-BFGS", "peer", "A quarter of the run, then L-BFGS on one batch.",
                lbfgs, tuned=True, applies=is_pinn),
+        Method("adamw-cosine", "AdamW, cosine", "peer", "AdamW, the learning rate down to 0 along a cosine.",
+               adamw_cosine, tuned=True),
+        Method("soap", "SOAP", "peer", "Adam in the eigenbasis of Shampoo's preconditioner.", soap, tuned=True),
+        Method("muon", "Muon", "peer", "Orthogonalised momentum for matrices, AdamW for the rest.", muon, tuned=True),
+        Method("aadl", "Anderson, reference code", "peer", "The paper's implementation, the paper's settings.",
+               aadl, tuned=True, applies=has_reference),
     )
 }  # fmt: skip
 """All methods, in the order in which they are shown."""

@@ -43,8 +43,9 @@ class Run:
     config: Mapping[str, Any]
     """Keys: task, method, variant, seed, profile, settings (all of the task's), overrides, versions, hardware, date."""
     summary: Mapping[str, Any]
-    """Keys: status (finished or diverged), steps (gradient evaluations), seconds (wall clock, training alone),
-    cpu_seconds, final and best (metrics), learning_rate, references (name -> metrics), stats (of the acceleration)."""
+    """Keys: status (finished or diverged), steps (gradient evaluations; forward passes count in parts), seconds (wall
+    clock, training alone), cpu_seconds, final and best (metrics), training_loss (of the first batch, at the end; not in
+    older runs), learning_rate, references (name -> metrics), stats (of the acceleration)."""
 
     @property
     def task(self) -> str:

@@ -8,7 +8,7 @@ import subprocess
 import time
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import MISSING, asdict, dataclass, field, fields
 from datetime import UTC, datetime
 from difflib import get_close_matches
 from functools import cache
@@ -79,6 +79,11 @@ class Spec:
         quick = task.quick if self.profile == "quick" else {}
         return task(**{**quick, **self.overrides})
 
+    @property
+    def rate(self) -> float:
+        """The learning rate that the run starts with."""
+        return METHODS[self.method].rate(self.resolve(), given="learning_rate" in self.overrides)
+
 
 def named(kind: str, name: str, table: Mapping[str, T]) -> T:
     """An entry of a table; raises ``UnknownName``."""
@@ -90,25 +95,30 @@ def named(kind: str, name: str, table: Mapping[str, T]) -> T:
 class Training:
     """A run under way."""
 
-    def __init__(self, task: Task, method: Method, seed: int) -> None:
+    def __init__(self, task: Task, method: Method, seed: int, rate: float | None = None) -> None:
         torch.manual_seed(seed)
         self.problem: Problem = task.start(seed)
-        self.trainer: Trainer = method.make(task, self.problem.model, method.rate(task))
+        self.trainer: Trainer = method.make(task, self.problem.model, method.rate(task) if rate is None else rate)
         self.task = task
         self.rows: list[dict[str, float]] = []
-        self.step = 0
         self.seconds = self.cpu_seconds = 0.0
         self.outcome = ""
         """How it ended; empty while it goes on."""
 
+    @property
+    def step(self) -> float:
+        """What the steps made so far cost: their number, where each is one gradient."""
+        spent = self.trainer.spent
+        return int(spent) if spent == int(spent) else spent
+
     def advance(self) -> None:
         """One step of the method, a row about it, an evaluation if one is due, and whether this was the end."""
         wall, cpu = time.perf_counter(), time.process_time()
-        loss, evaluations = self.trainer.step(self.problem, self.step)
+        before = self.step
+        loss = self.trainer.advance(self.problem)
         self.seconds += time.perf_counter() - wall
         self.cpu_seconds += time.process_time() - cpu
-        due = (self.step + evaluations) // self.task.evaluate_every > self.step // self.task.evaluate_every
-        self.step += evaluations
+        due = self.step // self.task.evaluate_every > before // self.task.evaluate_every
         if not math.isfinite(loss):
             self.outcome = DIVERGED
         elif self.step >= self.task.steps or loss < self.task.tol:
@@ -139,8 +149,15 @@ class Training:
             "final": final,
             "best": {name: best.get(name) for name in ("step", *self.task.metrics)},
             "references": references,
+            "training_loss": self.training_loss(),
             "stats": self.trainer.stats(),
         }
+
+    @torch.no_grad()
+    def training_loss(self) -> float:
+        """On the batch of the first step, the same for all methods, at the weights to be judged by."""
+        with self.trainer.evaluation_weights():
+            return self.problem.loss(0).item()
 
     def state_dict(self) -> dict[str, Any]:
         """All that a checkpoint needs for the run to go on bit for bit."""
@@ -148,7 +165,7 @@ class Training:
             "model": self.problem.model.state_dict(),
             "trainer": self.trainer.state_dict(),
             "random": torch.get_rng_state(),
-            "counters": [self.step, self.seconds, self.cpu_seconds],
+            "seconds": [self.seconds, self.cpu_seconds],
             "rows": self.rows,
         }
 
@@ -157,7 +174,7 @@ class Training:
         self.problem.model.load_state_dict(state["model"])
         self.trainer.load_state_dict(state["trainer"])
         torch.set_rng_state(state["random"])
-        self.step, self.seconds, self.cpu_seconds = state["counters"]
+        self.seconds, self.cpu_seconds = state["seconds"]
         self.rows = state["rows"]
 
 
@@ -170,7 +187,7 @@ def run(spec: Spec, root: Path, checkpoint_every: float = 60.0) -> Path:
         return folder
     folder.mkdir(parents=True, exist_ok=True)
     with one_thread(), torch.random.fork_rng(devices=[]):
-        training = Training(task, method, spec.seed)
+        training = Training(task, method, spec.seed, spec.rate)
         resume(training, folder, config)
         write_json(folder / CONFIG, config)
         with observer(spec, folder) as observe:
@@ -241,7 +258,7 @@ def describe(spec: Spec, task: Task) -> dict[str, Any]:
         "profile": spec.profile,
         "settings": finite(asdict(task)),
         "overrides": finite(dict(spec.overrides)),
-        "learning_rate": METHODS[spec.method].rate(task),
+        "learning_rate": spec.rate,
         "versions": versions(),
         "hardware": {"machine": platform.machine(), "cpu": processor(), "threads": 1},
         "date": datetime.now(UTC).isoformat(timespec="seconds"),
@@ -251,7 +268,8 @@ def describe(spec: Spec, task: Task) -> dict[str, Any]:
 @cache
 def versions() -> dict[str, str]:
     """Of what a number may depend on; the commit where the library runs from its repository."""
-    packages = {name: version(name) for name in ("torch-anderson", "torch", "numpy", "schedulefree")}
+    names = ("torch-anderson", "torch", "numpy", "schedulefree", "pytorch_optimizer")
+    packages = {name: version(name) for name in names}
     git = subprocess.run(
         ["git", "-C", str(Path(__file__).parent), "rev-parse", "--short", "HEAD"], capture_output=True, text=True
     )
@@ -266,7 +284,9 @@ def identity(config: Mapping[str, Any]) -> str:
 
 def check_same(folder: Path, config: Mapping[str, Any]) -> None:
     """Refuse to take one run for another; raises ``OtherSettings``."""
-    kept = results.load_run(folder).config
+    kept = dict(results.load_run(folder).config)
+    # A setting that the library got later had its default then.
+    kept["settings"] = {**defaults(config["task"]), **kept["settings"]}
     if identity(kept) == identity(config):
         return
     differing = [name for name, value in config["settings"].items() if kept["settings"].get(name) != value]
@@ -276,11 +296,16 @@ def check_same(folder: Path, config: Mapping[str, Any]) -> None:
     )
 
 
+def defaults(task: str) -> dict[str, Any]:
+    """The settings of a task that have a default."""
+    return {setting.name: setting.default for setting in fields(TASKS[task]) if setting.default is not MISSING}
+
+
 def estimate_seconds(spec: Spec, budget: float = 0.4) -> float:
     """How long a run takes, by its first steps; spends about ``budget`` seconds on it."""
     task, method = spec.resolve(), METHODS[spec.method]
     with one_thread(), torch.random.fork_rng(devices=[]):
-        training = Training(task, method, spec.seed)
+        training = Training(task, method, spec.seed, spec.rate)
         for _ in range(2):
             training.advance()
         first, started = training.step, time.perf_counter()

@@ -1,6 +1,7 @@
 """How methods train: an optimizer with its schedule, and the weights it wants to be judged by."""
 
 import copy
+import math
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import partial
@@ -24,21 +25,40 @@ LBFGS_START = 0.25
 
 
 class Trainer:
-    """A method at work on a model: an optimizer with its schedule, and the weights it wants to be judged by."""
+    """A method at work on a model: an optimizer with its schedule, and the weights it wants to be judged by.
+
+    A subclass says in ``step`` what one step does and what it costs: a gradient counts 1, a forward pass alone
+    ``Task.forward_cost``. Batches are numbered by steps; schedules go by what was spent, so that they fit the budget.
+    """
 
     def __init__(self, task: Task, model: nn.Module, optimizer: Optimizer) -> None:
+        self.task = task
         self.model = model
         self.optimizer = optimizer
-        self.schedule = LambdaLR(optimizer, task.rate_factor)
+        self.steps = 0
+        self.spent: float = 0
+        """Cost of all steps so far."""
+        self.schedule = LambdaLR(optimizer, lambda _: self.rate_factor())
 
-    def step(self, problem: Problem, step: int) -> tuple[float, int]:
-        """Train on the batch of this step; returns its loss, and how many gradients were evaluated."""
+    def advance(self, problem: Problem) -> float:
+        """Make the next step; returns the loss of its batch."""
+        loss, cost = self.step(problem, self.steps)
+        self.steps += 1
+        self.spent += cost
+        self.schedule.step()
+        return loss
+
+    def step(self, problem: Problem, step: int) -> tuple[float, float]:
+        """Train on the batch of this step (from 0); returns its loss, and what the step cost."""
         self.optimizer.zero_grad()
         loss = problem.loss(step)
         loss.backward()
         self.optimizer.step()
-        self.schedule.step()
         return loss.item(), 1
+
+    def rate_factor(self) -> float:
+        """What the schedule multiplies the learning rate by now; the task's own."""
+        return self.task.rate_factor(int(self.spent))
 
     def evaluation_weights(self) -> AbstractContextManager[None]:
         """A context in which the model has the weights to be judged by."""
@@ -50,10 +70,12 @@ class Trainer:
 
     def state_dict(self) -> dict[str, Any]:
         """All that changes while training, for a checkpoint."""
-        return {"optimizer": self.optimizer.state_dict(), "schedule": self.schedule.state_dict()}
+        optimizer, schedule = self.optimizer.state_dict(), self.schedule.state_dict()
+        return {"optimizer": optimizer, "schedule": schedule, "counters": [self.steps, self.spent]}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Go on where a checkpoint stopped."""
+        self.steps, self.spent = state["counters"]
         self.optimizer.load_state_dict(state["optimizer"])
         self.schedule.load_state_dict(state["schedule"])
 
@@ -73,7 +95,7 @@ class AndersonTrainer(Trainer):
         self.seen = 0
         optimizer.register_acceleration_hook(self._look)
 
-    def step(self, problem: Problem, step: int) -> tuple[float, int]:
+    def step(self, problem: Problem, step: int) -> tuple[float, float]:
         """As the plain step; the loss goes along where the safeguard asks for it."""
         if self.needs_loss:
             self.optimizer.set_batch(loss_fn=partial(problem.loss, step))
@@ -111,7 +133,7 @@ class AveragingTrainer(Trainer):
         super().__init__(task, model, optimizer)
         self.average, self.start = average, start
 
-    def step(self, problem: Problem, step: int) -> tuple[float, int]:
+    def step(self, problem: Problem, step: int) -> tuple[float, float]:
         """The base's step; then the average takes in where it led."""
         outcome = super().step(problem, step)
         if step >= self.start:
@@ -144,7 +166,7 @@ class LookaheadTrainer(Trainer):
         super().__init__(task, model, optimizer)
         self.slow = [parameter.detach().clone() for parameter in model.parameters()]
 
-    def step(self, problem: Problem, step: int) -> tuple[float, int]:
+    def step(self, problem: Problem, step: int) -> tuple[float, float]:
         """The base's step; every few, both kinds of weights meet."""
         outcome = super().step(problem, step)
         if (step + 1) % LOOKAHEAD_STEPS == 0:
@@ -174,8 +196,11 @@ class ScheduleFreeTrainer(Trainer):
 
     def __init__(self, task: Task, model: nn.Module, optimizer: AdamWScheduleFree) -> None:
         super().__init__(task, model, optimizer)
-        self.schedule = LambdaLR(optimizer, lambda _: 1.0)
         optimizer.train()
+
+    def rate_factor(self) -> float:
+        """No schedule."""
+        return 1.0
 
     @contextmanager
     def evaluation_weights(self) -> Iterator[None]:
@@ -198,12 +223,11 @@ class LBFGSTrainer(Trainer):
     def __init__(self, task: Task, model: nn.Module, optimizer: Optimizer) -> None:
         super().__init__(task, model, optimizer)
         self.start = int(task.steps * LBFGS_START)
-        self.steps = task.steps
         self.lbfgs = torch.optim.LBFGS(
             model.parameters(), history_size=50, max_iter=20, line_search_fn="strong_wolfe", tolerance_change=0.0
         )
 
-    def step(self, problem: Problem, step: int) -> tuple[float, int]:
+    def step(self, problem: Problem, step: int) -> tuple[float, float]:
         """One of Adam's, or a few iterations of L-BFGS."""
         if step < self.start:
             return super().step(problem, step)
@@ -217,7 +241,7 @@ class LBFGSTrainer(Trainer):
             loss.backward()
             return loss
 
-        self.lbfgs.param_groups[0]["max_eval"] = min(self.EVALUATIONS, self.steps - step)
+        self.lbfgs.param_groups[0]["max_eval"] = min(self.EVALUATIONS, math.ceil(self.task.steps - self.spent))
         return self.lbfgs.step(closure).item(), evaluations
 
     def state_dict(self) -> dict[str, Any]:
