@@ -1,0 +1,217 @@
+"""The results as text: one table a task, one over all, what was tuned, and where the numbers come from."""
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from datetime import UTC, datetime
+from typing import Any
+
+from benchmarks.report import table
+from torch_anderson.lab import statistics as st
+from torch_anderson.lab.methods import METHODS
+from torch_anderson.lab.provenance import described, distinct, seed_ranges
+from torch_anderson.lab.results import Run
+from torch_anderson.lab.tasks import TASKS
+from torch_anderson.lab.tune import FACTORS
+
+from .field import BASE, TUNING_SEEDS
+from .scores import COST, TIME, Reached, Score
+from .tuning import Tuned, geometric_mean
+
+OTHERS = {"training_loss": "training loss / base", "relative_l2": "relative L2 / base"}
+READING = """\
+Each method has the learning rate that was best for it among the same four, and as many steps as take the base's
+processor time, its schedule stretched to them. Ratios are to the base, seed by seed: geometric mean and 95 % confidence
+interval; below 1 is better. *Cost to target*: what a run had spent when it was first evaluated at or below the best
+metric that the base ever had on that seed, as a share of what the base had spent there; a gradient counts 1, a forward
+pass as below. The median is over all seeds, those that never got there included (as infinite), and behind it stands on
+how many they did. *Time to target*: the same in processor seconds. Rank: by the metric at the end; (=): the 95 %
+interval of the ratio to the first includes 1. *End*: the metric itself, geometric mean. `!`: the best rate is at the
+edge of those tried. Training loss: of the first batch, at the weights to be judged by. CIFAR-10 is left out: Debian has
+no package of it."""
+
+PROFILE = """\
+Performance profile: the share of problems (a task and a seed) on which a method got to the base's best within a factor
+of the least that any method needed there, in counted cost and in processor time. All runs: [runs.csv](runs.csv)."""
+CALIBRATION = {
+    "forward_cost": "cost of a forward pass",
+    "gradient_ms": "gradient, ms",
+    "forward_ms": "forward pass, ms",
+    "date": "date",
+}
+
+
+def report(
+    races: Mapping[str, Sequence[Score]],
+    runs: Sequence[Run],
+    found: Mapping[str, Mapping[str, Tuned]],
+    calibrated: Mapping[str, Mapping[str, Any]],
+    command: str,
+) -> str:
+    """The whole page."""
+    parts = [
+        "# Time to target",
+        origin(runs, command),
+        READING,
+        "## All tasks",
+        overall(races),
+        "![Performance profile](profile.png)",
+        PROFILE,
+    ]
+    for task, rows in races.items():
+        parts += [f"## {TASKS[task].title} (`{task}`)", about(task, found[task]), task_table(task, rows, found[task])]
+    parts += ["## What was measured and tuned before", calibration_table(calibrated), tuning_table(found)]
+    return "\n\n".join(parts) + "\n"
+
+
+def origin(runs: Sequence[Run], command: str) -> str:
+    """Command, date, versions, hardware and seeds."""
+    seconds = sum(run.summary["cpu_seconds"] for run in runs)
+    lines = [
+        f"`{command}`",
+        f"- made {datetime.now(UTC):%Y-%m-%d} from {len(runs)} runs of {days(runs)}, "
+        f"{seconds / 3600:.2f} core hours of training, tuning not counted",
+        f"- seeds {seed_ranges({run.seed for run in runs})}; rates tuned on seeds {seed_ranges(TUNING_SEEDS)}",
+        *(f"- {text}" for text in distinct(described(run.config["versions"]) for run in runs)),
+        *(f"- {text}" for text in distinct(described(run.config["hardware"]) for run in runs)),
+    ]
+    return "\n".join([lines[0], "", *lines[1:]])
+
+
+def days(runs: Sequence[Run]) -> str:
+    """On which the runs were made."""
+    dates = sorted({run.config["date"][:10] for run in runs})
+    return " to ".join(dict.fromkeys((dates[0], dates[-1])))
+
+
+def about(task: str, found: Mapping[str, Tuned]) -> str:
+    """What the numbers of a task are of."""
+    return (
+        f"Metric: {TASKS[task].metrics[TASKS[task].metric]}. Base: Adam at {found[BASE].rate:g}, the task's schedule."
+    )
+
+
+def task_table(task: str, rows: Sequence[Score], found: Mapping[str, Tuned]) -> str:
+    """All methods of a task, in the order of their ranks."""
+    others = [name for name in OTHERS if name in rows[0].others]
+    columns = ["method", "rank", "end / base", "best / base", *(OTHERS[name] for name in others)]
+    columns += ["cost to target", "time to target", "better on", "end", "rate", "cost of a run", "time / base"]
+    return table([task_row(each, others, found[each.method]) for each in rows], columns)
+
+
+def task_row(each: Score, others: Iterable[str], tuned: Tuned) -> list[str]:
+    """One method."""
+    *first, cost, time = terminal_row(each)
+    return [
+        *first,
+        *(ratio(each.others[name].estimate) for name in others),
+        cost,
+        time,
+        f"{each.final.better} of {len(each.reached[COST].shares)}",
+        f"{each.end:.3g}",
+        f"{tuned.rate:g}{' !' if tuned.at_edge else ''}",
+        f"{each.cost:,.0f}",
+        f"{each.time.mean:.2f}",
+    ]
+
+
+TERMINAL = ["method", "rank", "end / base", "best / base", "cost to target", "time to target"]
+
+
+def terminal_row(each: Score) -> list[str]:
+    """The columns that fit a terminal."""
+    rank = f"{each.rank} (=)" if each.level and each.rank > 1 else str(each.rank)
+    numbers = [with_diverged(each.final), ratio(each.best.estimate)]
+    return [METHODS[each.method].label, rank, *numbers, *(reached_text(each.reached[unit]) for unit in (COST, TIME))]
+
+
+def with_diverged(found: st.Paired) -> str:
+    """The ratio, and how many runs are not in it."""
+    return ratio(found.estimate) + (f", {found.diverged} diverged" if found.diverged else "")
+
+
+def ratio(found: st.Interval) -> str:
+    """Mean and interval.
+
+    >>> ratio(st.Interval(0.5, 0.25, 1.0, 3)), ratio(st.interval([2.0]))
+    ('0.50 [0.25, 1.00]', '2.00')
+    """
+    if not found.count:
+        return "-"
+    return number(found.mean) + (f" [{number(found.low)}, {number(found.high)}]" if found.count > 1 else "")
+
+
+def number(value: float) -> str:
+    """Three digits, or two behind the point."""
+    return f"{value:.2f}" if 0.1 <= value < 100 else f"{value:.2g}"
+
+
+def reached_text(found: Reached) -> str:
+    """The median share, and on how many seeds the target was reached."""
+    middle = f"{found.median:.2f}" if math.isfinite(found.median) else "not reached"
+    return f"{middle} ({found.count}/{len(found.shares)})"
+
+
+def overall(races: Mapping[str, Sequence[Score]]) -> str:
+    """One row a method: geometric means over the tasks it took part in."""
+    by_method: dict[str, list[Score]] = {}
+    for rows in races.values():
+        for each in rows:
+            by_method.setdefault(each.method, []).append(each)
+    columns = ["method", "tasks", "end / base", "best / base", "worst end", "first or (=)", "target reached"]
+    order = sorted(by_method, key=lambda method: overall_mean(by_method[method]))
+    rows = [overall_row(method, by_method[method]) for method in order]
+    return table(rows, [*columns, "cost to target", "time to target"])
+
+
+def overall_mean(each: Sequence[Score]) -> float:
+    """Geometric mean of the ratio at the end; last, where a method has no run that ended well on a task."""
+    mean = geometric_mean([score.final.estimate.mean for score in each])
+    return mean if math.isfinite(mean) else math.inf
+
+
+def overall_row(method: str, each: Sequence[Score]) -> list[str]:
+    """A method over its tasks. Where one was not reached in the median, there is no mean of costs."""
+    finals = [score.final.estimate.mean for score in each]
+    reached = [score.reached[COST] for score in each]
+    return [
+        METHODS[method].label,
+        str(len(each)),
+        mean_text(finals),
+        mean_text([score.best.estimate.mean for score in each]),
+        number(max(finals)) if all(map(math.isfinite, finals)) else "diverged",
+        f"{sum(score.level for score in each)} of {len(each)}",
+        f"{sum(found.count for found in reached)} of {sum(len(found.shares) for found in reached)}",
+        *(mean_text([score.reached[unit].median for score in each]) for unit in (COST, TIME)),
+    ]
+
+
+def mean_text(values: Sequence[float]) -> str:
+    """The geometric mean, if all values are finite.
+
+    >>> mean_text([0.5, 2.0]), mean_text([0.5, math.inf])
+    ('1.00', '-')
+    """
+    mean = geometric_mean(list(values))
+    return number(mean) if math.isfinite(mean) else "-"
+
+
+def calibration_table(calibrated: Mapping[str, Mapping[str, Any]]) -> str:
+    """What a forward pass counts."""
+    rows = [[task, *(found[name] for name in CALIBRATION)] for task, found in calibrated.items()]
+    return table(rows, ["task", *CALIBRATION.values()])
+
+
+def tuning_table(found: Mapping[str, Mapping[str, Tuned]]) -> str:
+    """All rates that were tried, and what they led to."""
+    rows = [
+        [task, METHODS[method].label, f"{tuned.slowness:.2f}", *tried_texts(tuned)]
+        for task, methods in found.items()
+        for method, tuned in methods.items()
+    ]
+    return table(rows, ["task", "method", "time of a step / base", *["rate: metric"] * len(FACTORS)])
+
+
+def tried_texts(tuned: Tuned) -> list[str]:
+    """A cell for each rate, the chosen one in bold."""
+    cells = {rate: f"{rate:g}: {score:.3g}" for rate, score in tuned.tried.items()}
+    return [f"**{cell}**" if rate == tuned.rate else cell for rate, cell in cells.items()]
