@@ -109,6 +109,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--out", type=Path, default=Path("docs/results/race"), help="folder for tables and figure")
     parser.add_argument("--scale", type=float, default=1.0, help="length of all runs, to try things out")
     parser.add_argument("--only", choices=STAGES, help="one stage")
+    parser.add_argument("--dry-run", action="store_true", help="say how long it takes, and stop there")
     return parser.parse_args()
 
 
@@ -139,9 +140,10 @@ def main() -> int:
     try:
         with terminated_like_interrupted():
             race = asked(given)
-            if given.only in (None, "tune", "run"):
+            if given.only not in ("calibrate", "table"):
                 announce(race, console)
-            for stage in [given.only] if given.only else STAGES:
+            stages = [] if given.dry_run else [given.only] if given.only else STAGES
+            for stage in stages:
                 if code := STAGES[stage](race, console):
                     return code
     except (NotTuned, *user_errors()) as error:
