@@ -16,24 +16,26 @@ TUNING_SEEDS = (100, 101)
 
 SETTINGS: dict[str, dict[str, Any]] = {
     "burgers2d": {
-        "steps": 1500, "decay_every": 250, "evaluate_every": 15, "interior_points": 625, "boundary_points": 63
+        "steps": 1500, "decay_every": 250, "decay_factor": 0.5, "evaluate_every": 15,
+        "interior_points": 1000, "boundary_points": 100, "training_share": 0.5,
     },
     "burgers2d-fixed": {
-        "steps": 840, "decay_every": 140, "evaluate_every": 10, "depth": 4,
-        "interior_points": 2500, "boundary_points": 250,
+        "steps": 840, "decay_every": 140, "decay_factor": 0.5, "evaluate_every": 10, "learning_rate": 0.03,
+        "depth": 4, "interior_points": 2500, "boundary_points": 250,
     },
     "burgers-nd": {
-        "steps": 1500, "decay_every": 500, "evaluate_every": 15, "learning_rate": 0.01, "width": 20,
-        "interior_points": 625, "boundary_points": 125,
+        "steps": 1500, "decay_every": 500, "evaluate_every": 15, "learning_rate": 0.01,
+        "width": 20, "interior_points": 1000, "boundary_points": 200, "training_share": 0.5,
     },
     # Small tables are learnt, and overlearnt, early: evaluated more often, as an evaluation costs little.
-    "admissions": {"steps": 3000, "decay_every": 2000, "evaluate_every": 10},
+    "admissions": {"steps": 3000, "decay_every": 2000, "evaluate_every": 10, "learning_rate": 0.06},
     "diabetes": {"steps": 3000, "decay_every": 2000, "evaluate_every": 10},
     "digits": {"steps": 3000, "decay_every": 1200, "evaluate_every": 10},
-    "fashion": {"steps": 2340, "decay_every": 780, "evaluate_every": 78},
+    "fashion": {"steps": 2340, "decay_every": 780, "evaluate_every": 78, "learning_rate": 0.01},
 }  # fmt: skip
-"""Where they differ from the lab's; chosen so that a run of the base takes 2 to 8 seconds. Of the points of a PINN four
-fifths are trained on."""
+"""Where they differ from the lab's. A run of the base takes 2 to 8 seconds. Learning rates, the unit of those that are
+tried, are such that the base's best is inside the grid; the schedule of the 2d tasks is milder than the paper's, with
+which so short a run stands still after a third and the base is too easy to beat."""
 LENGTHS = ("steps", "decay_every", "evaluate_every")
 """Settings that grow with a run: the schedule fits it, and it is evaluated as often as any other."""
 

@@ -23,7 +23,7 @@ Races = Mapping[str, Mapping[str, Mapping[int, Run]]]
 
 
 def to_target(races: Races, unit: str) -> dict[str, dict[Problem, float]]:
-    """Method -> problem -> cost or time to the base's best."""
+    """Method -> problem -> cost or time to the base's best; in the order in which methods are shown."""
     found: dict[str, dict[Problem, float]] = {}
     for task, methods in races.items():
         metric = settings_of(task).metric
@@ -31,7 +31,7 @@ def to_target(races: Races, unit: str) -> dict[str, dict[Problem, float]]:
             for seed in runs.keys() & methods[BASE].keys():
                 target = value(methods[BASE][seed], metric, "best")
                 found.setdefault(method, {})[task, seed] = reach(runs[seed], metric, target, unit)
-    return found
+    return {method: found[method] for method in METHODS if method in found}
 
 
 def draw_profile(races: Races) -> Figure:
@@ -43,7 +43,7 @@ def draw_profile(races: Races) -> Figure:
         )
         for each, (unit, name) in zip(axes, PANELS.items(), strict=True):
             draw_panel(each, to_target(races, unit))
-            each.set_xlabel(f"{name}, in units of the least of all methods")
+            each.set_xlabel(f"{name}, in units of the least")
         axes[0].set_ylabel("share of problems solved")
         figure.legend(*axes[0].get_legend_handles_labels(), loc="lower center", ncols=4)
     return figure

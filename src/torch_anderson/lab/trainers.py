@@ -61,7 +61,10 @@ class Trainer:
         return self.task.rate_factor(int(self.spent))
 
     def evaluation_weights(self) -> AbstractContextManager[None]:
-        """A context in which the model has the weights to be judged by."""
+        """A context in which the model has the weights to be judged by.
+
+        Evaluations are neither timed nor counted: what it costs to find these weights belongs into ``step``.
+        """
         return nullcontext()
 
     def stats(self) -> dict[str, float]:
