@@ -19,7 +19,7 @@ from torch import Tensor, optim
 
 from benchmarks.report import header, table
 from torch_anderson import Anderson, joint
-from torch_anderson.parameters import build_blocks
+from torch_anderson.parameters import Block, build_blocks
 
 STEPS = 1000
 DIVERGED = 1e3
@@ -110,7 +110,7 @@ def excess_residual(seed: int, regularization: float, condition: float, n: int =
     r = q @ torch.cat([randn(columns), torch.tensor([1e-3], dtype=torch.float64)])
 
     optimizer = Anderson(optim.SGD([torch.zeros(n, requires_grad=True)], lr=1.0), regularization=regularization)
-    [block] = build_blocks(optimizer.param_groups, history_size=columns, window=0, criterion="paper")
+    [block] = build_blocks(optimizer.param_groups, Block, history_size=columns, window=0, criterion="paper")
     history = block.history
     for newer in reversed(range(columns + 1)):  # residuals whose differences are the columns, newest last
         residual = (r - R[:, :newer].sum(1)).float()

@@ -213,7 +213,7 @@ def test_problem_in_a_batch_does_not_feel_a_degenerate_neighbour():
 def long_block(columns: int) -> tuple[Block, Options]:
     """Rows of more than SHORT numbers: they are kept, and at first multiplied, in float32."""
     optimizer = Anderson(torch.optim.SGD([torch.zeros(SHORT + 1, requires_grad=True)], lr=1.0), regularization=0.0)
-    [block] = build_blocks(optimizer.param_groups, history_size=columns, window=0, criterion="paper")
+    [block] = build_blocks(optimizer.param_groups, Block, history_size=columns, window=0, criterion="paper")
     return block, optimizer.options
 
 

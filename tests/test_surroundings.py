@@ -72,9 +72,9 @@ def test_a_base_without_a_learning_rate_of_its_own_is_accelerated() -> None:
     run(optimizer, 5)
     for group in base.param_groups:
         group["anderson_test_rate"] = group.pop("lr")
-    assert optimizer._accelerator._has_learning_rate()
+    assert optimizer._accelerator.has_learning_rate()
     base.param_groups[0]["lr"] = None
-    assert optimizer._accelerator._has_learning_rate()
+    assert optimizer._accelerator.has_learning_rate()
 
 
 def test_a_learning_rate_of_zero_for_one_group_does_not_poison_the_history() -> None:

@@ -1,10 +1,9 @@
-"""One accelerated step, stage by stage: parameters -> history -> least squares -> extrapolation -> safeguard."""
+"""The residual drives: parameters -> history -> least squares -> extrapolation -> safeguard, in every step."""
 
-import logging
-from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
+from itertools import islice
 from math import hypot, inf, sqrt
 from typing import Any
 
@@ -13,12 +12,13 @@ from torch import Tensor
 from torch._compile import _disable_dynamo
 from torch.optim import Optimizer
 
-from . import base_state, checkpoint, joint
+from . import base_state, joint
 from .averaging import largest
+from .driver import Batch, Driver
 from .evaluation import LossFn, evaluate
 from .history import full_precision
 from .options import Options
-from .parameters import Block, Layout, accelerated, build_blocks, look, refuse_sparse
+from .parameters import Block, build_blocks, refuse_sparse
 from .safeguard import (
     MAX_GAIN,
     TRUSTED_GAIN,
@@ -30,46 +30,34 @@ from .safeguard import (
     loss_test,
     residual_test,
 )
-from .stats import Acceleration, Pending, Stats
-
-logger = logging.getLogger("torch_anderson")
+from .stats import COUNTS, Acceleration, Pending
 
 
-class Accelerator:
-    """All that ``Anderson`` knows beyond its base optimizer. ``step`` is the algorithm."""
+class ResidualDriver(Driver[Block]):
+    """The paper's: one base step is an evaluation of a fixed-point map, whose residuals tell where to jump."""
 
     def __init__(self, base: Optimizer, options: Options):
-        self.base = base
-        self.options = options
-        self.stats = Stats()
-        self.hooks: OrderedDict[int, Callable[[Acceleration], None]] = OrderedDict()
-        self.enabled = True
-        self.next_loss_fn: LossFn | None = None
-        self.blocks: list[Block] = []
-        self.k = 0
+        super().__init__(base, options)
         self.pair_steps = 0  # base steps in the cycle under way
         self.pairs_since_jump = 0
         self.pending: Pending | None = None
         self.snapshot = base_state.Snapshot()
-        self._layout: Layout | None = None
-        self._seen: list[Any] = []
-        self.waiting: list[Tensor] | None = None  # parameters whose base state does not exist yet
         self._versions: int | None = None
-        self._told: set[str] = set()
         self._proportional = not isinstance(base, base_state.NOT_PROPORTIONAL)
         self._cyclic = options.residual == "cycle"
         self._averages = options.average_window > 0 and not self._cyclic
         self._cycle_mean = options.average_window > 1 and self._cyclic
+        self.points = ("last_map", "iterate") if self._cyclic else ("last_map", "iterate", "window")
 
     # ------------------------------------------------------------------------------------------ the algorithm
 
     @_disable_dynamo  # torch.compiler.disable, but without importing the compiler before it is needed
-    def step(self, closure: Callable[[], Any] | None, loss_fn: LossFn | None) -> Any:
+    def step(self, closure: Callable[[], Any] | None, batch: Batch) -> Any:
         """One base step, then what Anderson acceleration makes of it."""
         if not self.enabled:
             return self.base.step(closure)
         self._look_around()
-        if not self._has_learning_rate():
+        if not self.has_learning_rate():
             return self._idle_step(closure)
         k = self.k + 1
         measured = self._begins_pair(k) and self._keep_iterates()
@@ -90,7 +78,7 @@ class Accelerator:
         if stores:
             self._store()
         residual_max = self._residual_max(stores) if self._averages and measured else None
-        jumped = stores and k % self.options.period == 0 and self._extrapolate(loss_fn)
+        jumped = stores and k % self.options.period == 0 and self._extrapolate(batch.loss_fn)
         if residual_max is not None and not self.pending:
             self._average(residual_max, restart=jumped and self.options.period > 1)
         self._watch()
@@ -109,21 +97,10 @@ class Accelerator:
             return self.pair_steps == o.period
         return k > o.warmup and (k % o.store_period == 0 or k % o.period == 0)
 
-    def _has_learning_rate(self) -> bool:
-        return any(base_state.learning_rate(group) for group in self.base.param_groups)
-
     def _idle_step(self, closure: Callable[[], Any] | None) -> Any:
-        """All learning rates are 0: how distributed checkpoints make an optimizer allocate its state."""
-        loss = self.base.step(closure)
-        self._show()
+        loss = super()._idle_step(closure)
         self._watch()
         return loss
-
-    def _moved(self, measured: bool) -> bool:
-        """Whether the base step did anything (a cheap answer where the weights before it were not kept)."""
-        if measured:
-            return any(block.moved() for block in self.blocks)
-        return any(p.grad is not None for group in self.base.param_groups for p in group["params"])
 
     # ---------------------------------------------------------------------------------------- measuring pairs
 
@@ -146,10 +123,6 @@ class Accelerator:
                 block.add_displacement(first=averaged == 0)
         self.pair_steps += 1
 
-    def _refresh(self) -> None:
-        for block in self.blocks:
-            block.refresh()
-
     def _residual_max(self, stored: bool) -> Tensor:
         return largest([block.residual_max(stored) for block in self.blocks])
 
@@ -169,7 +142,7 @@ class Accelerator:
             before, block.stored_rate = block.stored_rate, self._learning_rate(block)
             changed = before is not None and before != block.stored_rate
             if changed and not (self._proportional and before and block.stored_rate):
-                self._forget_pairs()
+                self._forget()
 
     def _learning_rate(self, block: Block) -> float:
         return base_state.learning_rate(self.base.param_groups[block.group])
@@ -185,7 +158,7 @@ class Accelerator:
             self.reset_history()
             return self._skip("nonfinite")
         if cause := self._reason_to_skip(problem, loss_fn):
-            return self._skip(cause, problem)
+            return self._skip(cause, partial(_describe, problem, self.k, cause))
         length, descent = joint.form_candidates(self.blocks, problem, self.options)
         decision = geometric_test(
             Jump(length, descent, problem.path),
@@ -243,10 +216,6 @@ class Accelerator:
         self.stats.counts["extra_evaluations"] += 2
         return decision
 
-    def _write(self, vectors: list[Tensor]) -> None:
-        for block, vector in zip(self.blocks, vectors, strict=True):
-            block.write(vector)
-
     # --------------------------------------------------------------------------------------------- decisions
 
     def _settle(self, pending: Pending, group_values: list[dict[str, Any]]) -> bool:
@@ -267,34 +236,10 @@ class Accelerator:
         self._conclude(decision, partial(replace, pending.record, cause=decision.cause))
         return decision.accepted
 
-    def _skip(self, cause: str, problem: joint.Problem | None = None) -> bool:
-        self.stats.counts[f"skipped_{cause}"] += 1
-        if problem is not None:
-            self._tell(partial(_describe, problem, self.k, cause))
-        return False
-
     def _conclude(self, decision: Decision, describe: Callable[[], Acceleration]) -> None:
-        self.stats.counts["accepted" if decision.accepted else f"rejected_{decision.cause}"] += 1
         if decision.accepted:
             self.pairs_since_jump = 0
-            if self.options.on_accept == "reset_momentum" and not base_state.reset_momentum(self.base):
-                self._tell_once("on_accept='reset_momentum': %s keeps no momentum that we know of")
-        self._tell(describe)
-
-    def _tell_once(self, message: str) -> None:
-        if message not in self._told:
-            self._told.add(message)
-            logger.info(message, type(self.base).__name__)
-
-    def _tell(self, describe: Callable[[], Acceleration]) -> None:
-        """Tell of an acceleration; what nobody listens to is worked out when somebody asks."""
-        self.stats.describe = describe
-        if self.hooks or logger.isEnabledFor(logging.DEBUG):
-            record = self.stats.latest
-            assert record is not None
-            logger.debug("%s", record)
-            for hook in self.hooks.values():
-                hook(record)
+        super()._conclude(decision, describe)
 
     # --------------------------------------------------------------------------------------- moving average
 
@@ -326,19 +271,19 @@ class Accelerator:
 
     # --------------------------------------------------------------------------------------------- lifecycle
 
-    def reset_history(self) -> None:
-        """Forget pairs, averages, a pending jump and a cycle under way; the weights stay."""
-        self.cancel()
-        self._forget_pairs()
-
-    def _forget_pairs(self) -> None:
-        self.pairs_since_jump = 0
-        for block in self.blocks:
-            block.reset()
-        self.stats.counts["restarts"] += 1
+    def build_blocks(self) -> list[Block]:
+        """Without a pair."""
+        o = self.options
+        return build_blocks(
+            self.base.param_groups,
+            Block,
+            history_size=o.history_size,
+            window=o.window_rows,
+            criterion=o.average_criterion,
+        )
 
     def cancel(self) -> None:
-        """Drop what does not survive weights that come from elsewhere."""
+        """A pending jump, a cycle under way and the averages do not survive weights that come from elsewhere."""
         if self.pending:
             record = replace(self.pending.record, cause="outside_write")
             self._conclude(Decision(False, record.cause), lambda: record)
@@ -347,6 +292,10 @@ class Accelerator:
         for block in self.blocks:
             if block.window:
                 block.window.clear()
+
+    def _forget(self) -> None:
+        self.pairs_since_jump = 0
+        super()._forget()
 
     def _watch(self) -> None:
         """Remember the parameters' versions while something depends on nobody else writing to them."""
@@ -357,74 +306,41 @@ class Accelerator:
         return sum(p._version for block in self.blocks for p in block.params)
 
     def _look_around(self) -> None:
-        """Before a step: has anybody written to the parameters, or given them gradients we cannot read?"""
-        if self.waiting is None:
-            refuse_sparse(p for _, p in accelerated(self.base.param_groups))
-            checkpoint.stand_still(self)
+        """Has anybody else written to the parameters?"""
+        super()._look_around()
         if self._versions is not None and self._versions != self._version():
             self.cancel()
         if not self._cyclic:
             self.pair_steps = 0
 
-    def ensure_blocks(self) -> None:
-        """(Re)build the blocks when parameters came, went, were frozen, moved, or got another state from outside.
-
-        Histories of the same parameters are taken along; otherwise they start anew.
-        """
-        seen = look(self.base.param_groups)
-        if seen == self._seen and (self.waiting is None or checkpoint.in_place(self)):
-            return
-        self._seen = seen
-        known, now = self._layout, Layout.of(self.base.param_groups)
-        if now == known and (self.waiting is None or checkpoint.in_place(self)):
-            self._refresh()
-            return
-        if known is not None and now.members == known.members and now.places != known.places:
-            self.publish()
-        elif known is not None:
-            self.reset_history()
-            checkpoint.withdraw(self.base)
-        self.blocks = build_blocks(
-            self.base.param_groups,
-            history_size=self.options.history_size,
-            window=self.options.window_rows,
-            criterion=self.options.average_criterion,
-        )
-        checkpoint.adopt(self)
-        self._layout, self.waiting = now, None
-        self.stats.history_bytes = sum(block.bytes for block in self.blocks)
-
-    def start_over(self) -> None:
-        """Begin again with what the base's state holds, after a checkpoint was loaded into it."""
-        kept = self.hooks, self.enabled
-        self.__init__(self.base, self.options)  # type: ignore[misc]
-        self.hooks, self.enabled = kept
-        self.begin()
-
-    def begin(self) -> None:
-        """Before the first step: take over what the base's state holds of ours, and be part of it at once if there
-        is any state (Adagrad makes it when it is built), since tools look there for the names to load."""
-        if self.base.state:
-            self.ensure_blocks()
-            self.publish()
-            self.waiting = None
-
-    def take_loss_fn(self) -> LossFn | None:
-        """The function given ahead of the step, once."""
-        loss_fn, self.next_loss_fn = self.next_loss_fn, None
-        return loss_fn
-
     def publish(self, stepped: bool = False) -> None:
-        """Bring the entries in the base's state up to date; ``stepped``: the base has just made a step."""
+        """With the base's own state, if a jump may have to be taken back."""
         if self.options.safeguard == "residual" and not self.pending:
             self.snapshot.take(self.base)
-        self.waiting = checkpoint.publish(self, stepped)
+        super().publish(stepped)
 
-    def _show(self) -> None:
-        """Make the memory part of the base's state as soon as the base has made its own."""
-        if self.waiting is None or any(p.grad is not None for p in self.waiting):
-            self.ensure_blocks()
-            self.publish(stepped=True)
+    def base_entries(self, param: Tensor) -> dict[str, Any]:
+        """What the base returns to if the pending jump fails."""
+        return self.snapshot.state.get(param, {})
+
+    def take_base_entries(self, param: Tensor, saved: dict[str, Any]) -> None:
+        """From a checkpoint."""
+        self.snapshot.state[param] = saved
+
+    def numbers(self, block: Block) -> list[float]:
+        """Progress, the pending record, counters, learning rates and the small system."""
+        progress = [self.options.cycle_length, self.k, self.pair_steps, self.pairs_since_jump]
+        counts = [float(self.stats.counts[name]) for name in COUNTS]
+        return [*progress, *Pending.as_numbers(self.pending), *counts, *block.numbers()]
+
+    def set_numbers(self, block: Block, numbers: Sequence[float]) -> None:
+        """From a checkpoint."""
+        rest = iter(numbers)
+        _, self.k, self.pair_steps, self.pairs_since_jump = (int(x) for x in islice(rest, 4))
+        pending = Pending.from_numbers(list(islice(rest, Pending.LENGTH)))
+        self.pending = pending if self.options.safeguard == "residual" else None
+        self.stats.set_counts(islice(rest, len(COUNTS)))
+        block.set_numbers(rest)
 
 
 def _describe(problem: joint.Problem, step: int, cause: str, length: float = 0.0) -> Acceleration:

@@ -8,7 +8,6 @@ and lists would be lost.
 
 from collections.abc import Iterator, Sequence
 from copy import deepcopy
-from itertools import chain, islice
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -17,28 +16,18 @@ from torch.optim import Optimizer
 
 from .base_state import PREFIX
 from .options import Options
-from .parameters import Block, Group, shaped_like
-from .stats import COUNTS, Pending
+from .parameters import Group, Views, shaped_like
 
 if TYPE_CHECKING:
-    from .acceleration import Accelerator
+    from .driver import Driver
 
 BASE_PREFIX = PREFIX + "base_"
 Entries = dict[Any, dict[str, Any]]
 
 
-def entries(block: Block) -> Iterator[tuple[Tensor, dict[str, Tensor]]]:
+def entries(block: Views) -> Iterator[tuple[Tensor, dict[str, Tensor]]]:
     """(parameter, its views of the block's vectors by name)."""
-    history = block.history
-    vectors = {
-        "map_diffs": history.map_diffs,
-        "residual_diffs": history.residual_diffs,
-        "last_map": history.last_map,
-        "last_residual": history.last_residual,
-        "iterate": block.iterate,
-    }
-    if block.window is not None:
-        vectors["window"] = block.window.points
+    vectors = block.vectors()
     for param, start, stop in zip(block.params, block.offsets, block.offsets[1:], strict=False):
         yield (
             param,
@@ -46,7 +35,7 @@ def entries(block: Block) -> Iterator[tuple[Tensor, dict[str, Tensor]]]:
         )
 
 
-def publish(run: "Accelerator", stepped: bool) -> list[Tensor]:
+def publish(run: "Driver[Any]", stepped: bool) -> list[Tensor]:
     """Put the entries into the base's state; returns the parameters that have to wait.
 
     A parameter whose base state is still to be made must wait: several optimizers make it only where they find
@@ -55,7 +44,8 @@ def publish(run: "Accelerator", stepped: bool) -> list[Tensor]:
     """
     waiting = []
     for block in run.blocks:
-        numbers = _numbers(run, block)
+        numbers = torch.tensor(run.numbers(block), dtype=torch.float64)
+        shared = {PREFIX + name: tensor for name, tensor in block.shared().items()}
         for param, views in entries(block):
             state = run.base.state.get(param, {})
             if not isinstance(state, dict):
@@ -66,9 +56,8 @@ def publish(run: "Accelerator", stepped: bool) -> list[Tensor]:
             state = run.base.state[param]
             for name in _names(state, BASE_PREFIX):
                 del state[name]
-            state.update(views)
-            state.update({BASE_PREFIX + name: value for name, value in run.snapshot.state.get(param, {}).items()})
-            state[PREFIX + "path_sq"] = block.history.path_sq
+            state.update(views | shared)
+            state.update({BASE_PREFIX + name: value for name, value in run.base_entries(param).items()})
             state[PREFIX + "numbers"] = numbers
     return waiting
 
@@ -80,20 +69,21 @@ def withdraw(base: Optimizer) -> None:
             del state[name]
 
 
-def in_place(run: "Accelerator") -> bool:
+def in_place(run: "Driver[Any]") -> bool:
     """Whether the base's state still holds the entries that were put there."""
     if not run.blocks or run.waiting:
         return True
     block = run.blocks[0]
     state = run.base.state.get(block.params[0], {})
-    return not isinstance(state, dict) or state.get(PREFIX + "path_sq") is block.history.path_sq
+    name, mark = next(iter(block.shared().items()))
+    return not isinstance(state, dict) or state.get(PREFIX + name) is mark
 
 
 def _names(state: Any, prefix: str) -> list[str]:
     return [name for name in state if str(name).startswith(prefix)] if isinstance(state, dict) else []
 
 
-def adopt(run: "Accelerator") -> None:
+def adopt(run: "Driver[Any]") -> None:
     """Take over the entries found in the base's state: from a checkpoint, a copy, or another device.
 
     A parameter without entries has had no gradient so far: its residuals are zero, and ``stand_still`` does the rest.
@@ -104,22 +94,21 @@ def adopt(run: "Accelerator") -> None:
             block.take_progress(known[0])
 
 
-def stand_still(run: "Accelerator") -> None:
+def stand_still(run: "Driver[Any]") -> None:
     """Let the map, the anchor and the window of parameters without entries be where these stand.
 
     Done before a step, not when a checkpoint is loaded: the weights may be loaded later.
     """
-    names = ("last_map", "iterate") if run.options.residual == "cycle" else ("last_map", "iterate", "window")
     for block in run.blocks:
         for param, views in entries(block):
             state = run.base.state.get(param, {})
-            if isinstance(state, dict) and PREFIX + "path_sq" not in state:
-                for name in names:
+            if isinstance(state, dict) and PREFIX + "numbers" not in state:
+                for name in run.points:
                     if PREFIX + name in views:
                         views[PREFIX + name].copy_(_real(param))
 
 
-def _adopt_block(run: "Accelerator", block: Block) -> bool:
+def _adopt_block(run: "Driver[Any]", block: Views) -> bool:
     found = False
     for param, views in entries(block):
         state = run.base.state.get(param, {})
@@ -131,10 +120,11 @@ def _adopt_block(run: "Accelerator", block: Block) -> bool:
             view.copy_(state[name])
         saved = {name.removeprefix(BASE_PREFIX): deepcopy(state[name]) for name in _names(state, BASE_PREFIX)}
         if saved:
-            run.snapshot.state[param] = saved
+            run.take_base_entries(param, saved)
         if not found:
-            block.history.path_sq.copy_(state[PREFIX + "path_sq"])
-            _set_numbers(run, block, state[PREFIX + "numbers"].tolist())
+            for name, tensor in block.shared().items():
+                tensor.copy_(state[PREFIX + name])
+            run.set_numbers(block, state[PREFIX + "numbers"].tolist())
         found = True
     return found
 
@@ -196,51 +186,3 @@ def _by_key(groups: Sequence[Group], saved_groups: Sequence[Group]) -> dict[Any,
 
 def _real(param: Tensor) -> Tensor:
     return torch.view_as_real(param.detach()) if param.is_complex() else param.detach()
-
-
-def _numbers(run: "Accelerator", block: Block) -> Tensor:
-    """All that is not a vector, as one float64 vector: counters, the pending record, learning rates."""
-    rates = block.history.learning_rates
-    pending = Pending.as_numbers(run.pending)
-    counts = [run.stats.counts[name] for name in COUNTS]
-    pair = [block.learning_rate, -1.0 if block.stored_rate is None else block.stored_rate]
-    padding = [-1.0] * (block.history.size + 1 - len(rates))
-    history, window = block.history, block.window
-    progress = [
-        run.options.cycle_length,
-        run.k,
-        run.pair_steps,
-        run.pairs_since_jump,
-        history.pairs,
-        history.fresh,
-        window.count if window else 0,
-    ]
-    return torch.tensor([*progress, *pending, *counts, *pair, *rates, *padding, *_system(block)], dtype=torch.float64)
-
-
-def _system(block: Block) -> list[float]:
-    """The small system, in as many numbers as a full one."""
-    gram, rhs, m = block.system.gram, block.system.rhs, block.history.size
-    numbers = [float(block.system.exact), len(rhs), *rhs, *chain.from_iterable(gram)]
-    return numbers + [0.0] * (2 + m + m * (m + 1) // 2 - len(numbers))
-
-
-def _set_numbers(run: "Accelerator", block: Block, numbers: Sequence[float]) -> None:
-    """The inverse of ``_numbers``."""
-    rest = iter(numbers)
-    history, m = block.history, block.history.size
-    _, run.k, run.pair_steps, run.pairs_since_jump = (int(x) for x in islice(rest, 4))
-    history.pairs, history.fresh, window_count = (int(x) for x in islice(rest, 3))
-    if block.window:
-        block.window.count = window_count
-    pending = Pending.from_numbers(list(islice(rest, Pending.LENGTH)))
-    run.pending = pending if run.options.safeguard == "residual" else None
-    run.stats.counts.clear()
-    run.stats.counts.update(dict(zip(COUNTS, map(int, islice(rest, len(COUNTS))), strict=True)))
-    block.learning_rate, stored_rate = islice(rest, 2)
-    block.stored_rate = None if stored_rate < 0 else stored_rate
-    history.learning_rates = list(islice(rest, m + 1))[: min(history.pairs, m + 1)]
-    block.system.exact = bool(next(rest))
-    columns = int(next(rest))
-    block.system.rhs = list(islice(rest, columns))
-    block.system.gram = [list(islice(rest, i + 1)) for i in range(columns)]

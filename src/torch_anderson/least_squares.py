@@ -5,8 +5,9 @@ of deep networks are 1e-3 to 1e-6, where an absolute regularization would silent
 newest first: one that depends on newer ones is dropped, never the newest.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import chain, islice
 from math import sqrt
 from operator import mul
 
@@ -31,6 +32,20 @@ class System:
         self.gram = [[0.0] * (i + 1) for i in range(columns)]
         self.rhs = [0.0] * columns
         self.exact = exact  # whether products are formed in float64, and those with the residual each time anew
+
+    def numbers(self, size: int) -> list[float]:
+        """For a checkpoint, in as many numbers as a system of ``size`` columns."""
+        numbers = [float(self.exact), float(len(self.rhs)), *self.rhs, *chain.from_iterable(self.gram)]
+        return numbers + [0.0] * (2 + size + size * (size + 1) // 2 - len(numbers))
+
+    @classmethod
+    def from_numbers(cls, rest: Iterator[float]) -> "System":
+        """The inverse of ``numbers``; what pads them is left."""
+        exact, columns = bool(next(rest)), int(next(rest))
+        system = cls(0, exact)
+        system.rhs = list(islice(rest, columns))
+        system.gram = [list(islice(rest, i + 1)) for i in range(columns)]
+        return system
 
     def update(self, newest_first: Sequence[int], products: Sequence[Sequence[float]]) -> None:
         """Take over ``History.products`` of the newest columns; ``newest_first`` are the slots of all held ones.

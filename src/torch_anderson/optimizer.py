@@ -12,7 +12,8 @@ from torch.optim import Optimizer
 from torch.utils.hooks import RemovableHandle
 
 from . import checkpoint
-from .acceleration import Accelerator
+from .acceleration import ResidualDriver
+from .driver import Batch, Driver
 from .evaluation import LossFn
 from .options import Options
 from .parameters import accelerated, flat_view
@@ -108,7 +109,7 @@ class Anderson(Optimizer):
         _check_base(base)
         super().__init__(base.param_groups, {})  # hooks; the groups are the base's
         checkpoint.withdraw(base)  # a checkpoint of ours that the base loaded by itself has lost its precision
-        self._accelerator = Accelerator(base, options)
+        self._accelerator: Driver[Any] = ResidualDriver(base, options)
         self._accelerator.begin()
 
     @classmethod
@@ -139,12 +140,11 @@ class Anderson(Optimizer):
             closure: handed to the base, which calls it as often as it does; never called by us.
             loss_fn: the loss on this step's batch, forward pass only, for ``safeguard="loss"``.
         """
-        given_ahead = self._accelerator.take_loss_fn()
-        return self._accelerator.step(closure, loss_fn or given_ahead)
+        return self._accelerator.step(closure, self._accelerator.take_batch(Batch(loss_fn)))
 
     def set_batch(self, *, loss_fn: LossFn | None = None) -> None:
         """Give what belongs to a batch to the next step, where a framework owns the call of ``step``."""
-        self._accelerator.next_loss_fn = loss_fn
+        self._accelerator.next_batch = Batch(loss_fn)
 
     def zero_grad(self, set_to_none: bool = True) -> None:
         """As the base does it."""
@@ -290,7 +290,7 @@ class Anderson(Optimizer):
         if "base" not in state:  # from code that treats us as a plain optimizer
             self.base.__setstate__(state)
             return
-        self.__dict__["_accelerator"] = Accelerator(state["base"], state["options"])
+        self.__dict__["_accelerator"] = ResidualDriver(state["base"], state["options"])
         self._accelerator.enabled = state["enabled"]
         self._accelerator.begin()
         super().__setstate__({})

@@ -8,9 +8,9 @@ real numbers.
 from array import array
 from bisect import bisect_right
 from collections.abc import Iterable, Iterator, Sequence
-from itertools import accumulate, compress
+from itertools import accumulate, compress, islice
 from operator import attrgetter
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import torch
 from torch import Tensor
@@ -20,12 +20,13 @@ from .history import History, ReadMap, chunks, columns
 from .least_squares import System
 
 Group = dict[str, Any]
+V = TypeVar("V", bound="Views")
 
 
-class Block:
-    """Parameters that share group, device and type, with the vectors kept for them."""
+class Views:
+    """Parameters that share group, device and type, read and written as one vector. What a driver keeps is added."""
 
-    def __init__(self, group: int, params: Sequence[Tensor], *, history_size: int, window: int, criterion: str):
+    def __init__(self, group: int, params: Sequence[Tensor]):
         self.group = group
         self.params = list(params)
         self.device = params[0].device
@@ -35,30 +36,8 @@ class Block:
         self.sizes = [view.numel() for view in self._views]
         self.offsets = [0, *accumulate(self.sizes)]
         self.n = self.offsets[-1]
-        self.history = History(history_size, self.n, device=self.device, dtype=self.dtype)
-        self.system = System()
         self.iterate = torch.zeros(self.n, device=self.device, dtype=self.dtype)
         self._parts = self.iterate.split(self.sizes)
-        self.window = Window(window, self.n, criterion, device=self.device, dtype=self.dtype) if window else None
-        self.learning_rate = 1.0  # of the pair being measured; summed over a cycle
-        self.stored_rate: float | None = None  # the group's own, when the last pair was stored
-        # Weights of rows. Python writes to the memory of a tensor, which takes a tenth of the time of making one.
-        self._numbers = array("d" if self.dtype == torch.float64 else "f", [0.0] * history_size)
-        self._weights = torch.frombuffer(self._numbers, dtype=self.dtype)
-
-    @property
-    def bytes(self) -> int:
-        """Memory kept for the block."""
-        history, window = self.history, self.window
-        kept = [
-            history.map_diffs,
-            history.residual_diffs,
-            history.last_map,
-            history.last_residual,
-            self.iterate,
-        ]
-        kept += [history.path_sq] + ([window.points] if window else [])
-        return sum(tensor.nbytes for tensor in kept)
 
     def chunks(self) -> Iterator[tuple[int, int]]:
         """Ranges of columns to work on, one after the other."""
@@ -81,14 +60,6 @@ class Block:
             spans = zip(pieces, self.offsets[first:last], strict=True)
             pieces = [view[max(start - offset, 0) : stop - offset] for view, offset in spans]
         return (pieces[0] if len(pieces) == 1 else torch.cat(pieces)).to(self.dtype)
-
-    def by_slot(self, newest_first: Iterable[float]) -> Tensor:
-        """Weights of rows as a vector in the order of the slots, 0 for empty ones; valid until the next call."""
-        weights = [0.0] * self.history.size
-        for slot, weight in zip(self.history.newest_first, newest_first, strict=True):
-            weights[slot] = weight
-        self._numbers[:] = array(self._numbers.typecode, weights)
-        return self._weights.to(self.device)
 
     def keep_iterate(self) -> None:
         """Copy the parameters to ``iterate``, before a base step that is measured."""
@@ -125,6 +96,50 @@ class Block:
         pairs = zip(self._views, self._parts, strict=True)
         return not all(torch.equal(view.to(self.dtype), before) for view, before in pairs)
 
+    @property
+    def bytes(self) -> int:
+        """Memory kept for the block."""
+        return sum(tensor.nbytes for tensor in (*self.vectors().values(), *self.shared().values()))
+
+    def vectors(self) -> dict[str, Tensor]:
+        """What is kept of the length of the parameters, by name: vectors and matrices of rows."""
+        return {"iterate": self.iterate}
+
+    def shared(self) -> dict[str, Tensor]:
+        """Small tensors that a checkpoint repeats for every parameter; the first tells that it is ours."""
+        raise NotImplementedError
+
+    def reset(self) -> None:
+        """Forget all that was measured."""
+        raise NotImplementedError
+
+    def take_progress(self, other: Any) -> None:
+        """Stand where another block stands, with nothing but zeros behind."""
+        raise NotImplementedError
+
+
+class Block(Views):
+    """The memory of the residual driver: pairs, their small system, and the window of the moving average."""
+
+    def __init__(self, group: int, params: Sequence[Tensor], *, history_size: int, window: int, criterion: str):
+        super().__init__(group, params)
+        self.history = History(history_size, self.n, device=self.device, dtype=self.dtype)
+        self.system = System()
+        self.window = Window(window, self.n, criterion, device=self.device, dtype=self.dtype) if window else None
+        self.learning_rate = 1.0  # of the pair being measured; summed over a cycle
+        self.stored_rate: float | None = None  # the group's own, when the last pair was stored
+        # Weights of rows. Python writes to the memory of a tensor, which takes a tenth of the time of making one.
+        self._numbers = array("d" if self.dtype == torch.float64 else "f", [0.0] * history_size)
+        self._weights = torch.frombuffer(self._numbers, dtype=self.dtype)
+
+    def by_slot(self, newest_first: Iterable[float]) -> Tensor:
+        """Weights of rows as a vector in the order of the slots, 0 for empty ones; valid until the next call."""
+        weights = [0.0] * self.history.size
+        for slot, weight in zip(self.history.newest_first, newest_first, strict=True):
+            weights[slot] = weight
+        self._numbers[:] = array(self._numbers.typecode, weights)
+        return self._weights.to(self.device)
+
     def residual_max(self, stored: bool) -> Tensor:
         """|r| in the maximum norm, on the device; ``stored``: r is in the history."""
         if stored:
@@ -137,6 +152,21 @@ class Block:
         rate = self.learning_rate or float("inf")
         parts = [(self.read(a, b) - columns(self.iterate, a, b)).double().div_(rate) for a, b in self.chunks()]
         return float(sum(torch.dot(r, r) for r in parts))
+
+    def vectors(self) -> dict[str, Tensor]:
+        """Pairs and window."""
+        history = self.history
+        kept = {
+            "map_diffs": history.map_diffs,
+            "residual_diffs": history.residual_diffs,
+            "last_map": history.last_map,
+            "last_residual": history.last_residual,
+        }
+        return kept | super().vectors() | ({"window": self.window.points} if self.window else {})
+
+    def shared(self) -> dict[str, Tensor]:
+        """The lengths of the path."""
+        return {"path_sq": self.history.path_sq}
 
     def reset(self) -> None:
         """Forget every pair."""
@@ -151,6 +181,25 @@ class Block:
         self.learning_rate, self.stored_rate = other.learning_rate, other.stored_rate
         if self.window and other.window:
             self.window.count = other.window.count
+
+    def numbers(self) -> list[float]:
+        """All that is not a vector."""
+        history, window, m = self.history, self.window, self.history.size
+        rates = [*history.learning_rates, *[-1.0] * (m + 1 - len(history.learning_rates))]
+        pair = [self.learning_rate, -1.0 if self.stored_rate is None else self.stored_rate]
+        progress = [history.pairs, history.fresh, window.count if window else 0]
+        return [*progress, *pair, *rates, *self.system.numbers(m)]
+
+    def set_numbers(self, rest: Iterator[float]) -> None:
+        """The inverse of ``numbers``."""
+        history, m = self.history, self.history.size
+        history.pairs, history.fresh, window_count = (int(x) for x in islice(rest, 3))
+        if self.window:
+            self.window.count = window_count
+        self.learning_rate, stored_rate = islice(rest, 2)
+        self.stored_rate = None if stored_rate < 0 else stored_rate
+        history.learning_rates = list(islice(rest, m + 1))[: min(history.pairs, m + 1)]
+        self.system = System.from_numbers(rest)
 
     # An in-cycle mean needs one vector, not a window: the sum of the displacements from the anchor.
 
@@ -271,9 +320,9 @@ class Layout(NamedTuple):
         return cls([(index, id(p)) for index, p in members], [(p.device, p.dtype) for _, p in members])
 
 
-def build_blocks(groups: Sequence[Group], **kept: Any) -> list[Block]:
-    """Blocks for the parameters as they are now; ``kept`` says what each keeps for them."""
+def build_blocks(groups: Sequence[Group], kind: type[V], **kept: Any) -> list[V]:
+    """Blocks of a kind for the parameters as they are now; ``kept`` says what each keeps for them."""
     members: dict[tuple[int, torch.device, torch.dtype], list[Tensor]] = {}
     for index, param in accelerated(groups):
         members.setdefault((index, param.device, param.dtype), []).append(param)
-    return [Block(index, params, **kept) for (index, _, _), params in members.items()]
+    return [kind(index, params, **kept) for (index, _, _), params in members.items()]

@@ -1,7 +1,7 @@
 """What happened: counters, and a record of the latest acceleration."""
 
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from math import nan
 from typing import ClassVar
@@ -122,6 +122,10 @@ class Stats:
         if self.describe:
             self._latest, self.describe = self.describe(), None
         return self._latest
+
+    def set_counts(self, values: Iterable[float]) -> None:
+        """All counters, in the order of ``COUNTS``."""
+        self.counts = Counter(dict(zip(COUNTS, map(int, values), strict=True)))
 
     def as_dict(self) -> dict[str, float]:
         """All of it as flat floats, ready for a logger.

@@ -9,6 +9,7 @@ from collections.abc import Container, Iterable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from math import nan
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -16,6 +17,7 @@ import pandas as pd
 from . import statistics as st
 from .methods import METHODS
 from .results import METRICS, DamagedRun, Run
+from .runner import defaults
 from .task import ANDERSON_OPTIONS
 from .tasks import TASKS
 
@@ -29,11 +31,14 @@ BUDGETS = {"step": "gradient evaluations", TIME: "time"}
 """What two runs can have in common when they are compared: column -> its name."""
 
 
+def all_settings(run: Run) -> dict[str, Any]:
+    """Those it was run with, and the defaults of those that its task did not have yet: it behaved accordingly."""
+    return (defaults(run.task) if run.task in TASKS else {}) | run.config["settings"]
+
+
 def settings_without(run: Run, names: Container[str]) -> str:
     """All settings but these: equal for runs that differ in these alone."""
-    return json.dumps(
-        {name: value for name, value in run.config["settings"].items() if name not in names}, sort_keys=True
-    )
+    return json.dumps({name: value for name, value in all_settings(run).items() if name not in names}, sort_keys=True)
 
 
 def problem(run: Run) -> str:
@@ -205,7 +210,7 @@ def collect(runs: Iterable[Run]) -> tuple[list[Comparison], list[str]]:
         try:
             seeds = found.setdefault(run.task, {}).setdefault(run.variant, {})
             first = next(iter(seeds.values())).run if seeds else run
-            if run.config["settings"] != first.config["settings"]:
+            if settings_without(run, ()) != settings_without(first, ()):
                 raise DamagedRun(f"{run.folder}: left out, its settings are not those of {first.folder}")
             if run.seed in seeds:
                 raise DamagedRun(f"{run.folder}: left out, {seeds[run.seed].run.folder} is the same run")

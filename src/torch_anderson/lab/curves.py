@@ -1,13 +1,15 @@
 """The curves of a comparison: means over seeds with bands, what diverged, and how each method looks in all figures."""
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from math import inf, isfinite
 
 import numpy as np
 
 from . import statistics as st
 from .comparison import BASE, TIME, Comparison, Group, Trace
 from .results import PICTURES, DamagedRun
+from .seeds import against, common_seeds, restricted
 
 MOST_POINTS = 300
 """Of a curve; more than can be told apart in a figure."""
@@ -25,7 +27,7 @@ class Style:
     """As plotly calls it: solid, dash, dot, dashdot."""
 
 
-GREY, BLUE, VERMILION, GREEN = "#7a7a7a", "#0072b2", "#d55e00", "#009e73"
+GREY, BLUE, VERMILION, GREEN = "#707070", "#0072b2", "#d55e00", "#00b386"
 SKY, ORANGE, PURPLE, OLIVE, WINE = "#56b4e9", "#e69f00", "#cc79a7", "#999933", "#aa4466"
 STYLES = {
     "base": Style(GREY),
@@ -38,13 +40,19 @@ STYLES = {
     "matched-anderson+average": Style(VERMILION, "dash"),
     "base-tuned": Style(GREY, "dash"),
     "anderson-default": Style(SKY),
+    "discrepancy": Style(ORANGE),
+    "discrepancy-weights": Style(ORANGE, "dash"),
     "ema": Style(PURPLE, "dot"),
     "swa": Style(ORANGE, "dot"),
     "lookahead": Style(SKY, "dot"),
     "schedule-free": Style(OLIVE, "dashdot"),
     "lbfgs": Style(WINE, "dashdot"),
+    "adamw-cosine": Style(VERMILION, "dot"),
+    "soap": Style(ORANGE, "dashdot"),
+    "muon": Style(SKY, "dashdot"),
+    "aadl": Style(BLUE, "dot"),
 }
-"""The colours are told apart with any kind of colour vision (Okabe and Ito; Tol), the dashes without."""
+"""What is drawn together is told apart with any kind of colour vision (after Okabe and Ito, and Tol), or by its dashes."""
 OTHERS = [Style(colour, dash) for dash in ("dashdot", "dot", "dash") for colour in (PURPLE, ORANGE, SKY, OLIVE, WINE)]
 """For variants and methods that are not in the table, by turns."""
 
@@ -149,22 +157,30 @@ class Picture:
 
 def pictures(task: Comparison) -> list[Picture]:
     """Of the base and of the best other method, on the first seed that both have; raises ``DamagedRun``."""
-    drawn = {group.variant: group for group in task.groups if not group.bracket and _drawn(group)}
-    if not drawn:
-        return []
-    others = sorted((g for g in drawn.values() if g.variant != BASE), key=lambda g: g.final(task.metric).mean)
-    shown = [group for group in (drawn.get(BASE), *others[:1]) if group]
-    shared = set.intersection(*({trace.run.seed for trace in _drawn(group)} for group in shown))
-    return [_picture(group, min(shared, default=_drawn(group)[0].run.seed)) for group in shown]
+    drawn = {g.variant: group for g in task.groups if not g.bracket and (group := _drawn(g)).traces}
+    base = drawn.pop(BASE, None)
+    best = min(drawn.values(), key=lambda group: _rank(group, base, task.metric), default=None)
+    shown = [group for group in (base, best) if group]
+    seeds = common_seeds(shown) if shown else ()
+    return [_picture(group, seeds[0] if seeds else group.seeds[0]) for group in shown]
 
 
-def _drawn(group: Group) -> list[Trace]:
-    """The runs that have a picture, without reading it."""
-    return [trace for trace in group.finished if (trace.run.folder / PICTURES).exists()]
+def _rank(group: Group, base: Group | None, metric: str) -> tuple[float, float]:
+    """By what it is sure to gain over the base, seed by seed: means over few seeds of its own would favour easy ones.
+
+    Equal, as where there is one seed and so no interval: by the mean.
+    """
+    gained = against(group, base, metric).estimate if base else group.final(metric)
+    return tuple(value if isfinite(value) else inf for value in (gained.high, gained.mean))
+
+
+def _drawn(group: Group) -> Group:
+    """Its runs that have a picture, without reading it."""
+    return replace(group, traces=tuple(t for t in group.finished if (t.run.folder / PICTURES).exists()))
 
 
 def _picture(group: Group, seed: int) -> Picture:
-    run = next(trace.run for trace in _drawn(group) if trace.run.seed == seed)
+    run = restricted(group, [seed]).traces[0].run
     arrays = run.pictures
     if missing := [name for name in ("x", "t", "exact", "predicted") if name not in arrays]:
         raise DamagedRun(f"{run.folder / PICTURES}: no {', '.join(missing)} in it")

@@ -15,7 +15,7 @@ from plotly.offline import get_plotlyjs
 
 from . import figures, page, tables
 from .claims import Verdict, verdicts
-from .comparison import BUDGETS, TIME, Comparison, collect
+from .comparison import BUDGETS, TIME, Comparison, all_settings, collect
 from .curves import Picture, pictures
 from .provenance import header, incomplete
 from .results import CONFIG, DamagedRun, Run, load_runs, write_bytes
@@ -90,7 +90,7 @@ def judgeable(runs: Iterable[Run]) -> tuple[list[Run], list[str]]:
     complete, problems = [], []
     for run in runs:
         wanted = [field.name for field in fields(TASKS[run.task])] if run.task in TASKS else []
-        if lacking := [name for name in wanted if name not in run.config["settings"]]:
+        if lacking := [name for name in wanted if name not in all_settings(run)]:
             names = ", ".join(lacking)
             problems.append(f"{run.folder / CONFIG}: no setting {names}; shown below, but no claim is judged by it")
         elif wanted:
