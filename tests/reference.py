@@ -231,7 +231,7 @@ class TextbookAnderson:
         if self.safeguard == "loss" and loss_fn is None:
             return "no_loss"
         cautious = self.safeguard == "descent"
-        if cautious and not self.cycle and self._smoothness(R, self.pairs_since_jump - 1) < self.smooth:
+        if cautious and not self.cycle and self._looks_noisy(R, self.pairs_since_jump - 1):
             return "noisy"
         if gain > self.max_gain:
             return "no_gain"
@@ -242,6 +242,11 @@ class TextbookAnderson:
         n, columns = len(r), int((R.norm(dim=0) > 0).sum())
         most = self.max_gain if self.cycle else self.trusted_gain
         return "" if columns <= n / 2 and gain * (n / (n - columns)) ** 0.5 <= most else "no_gain"
+
+    def _looks_noisy(self, R: Tensor, newest: int) -> bool:
+        """By the changes since the last jump. One of them tells nothing; where only one is kept there is no telling."""
+        unknown = R.shape[1] > 1 and newest < 2
+        return unknown or self._smoothness(R, newest) < self.smooth
 
     def _smoothness(self, R: Tensor, newest: int) -> float:
         """Mean cosine between consecutive changes of the residual, over the newest; 1 if there are none."""

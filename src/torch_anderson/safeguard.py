@@ -59,8 +59,14 @@ def adjusted_gain(gain: float, rank: int, n: int) -> float:
 
 
 def is_noise(gram: Sequence[Sequence[float]], rows: int) -> bool:
-    """Whether ``descent`` takes the newest residuals for noise."""
-    return smoothness(gram, rows) < SMOOTH
+    """Whether ``descent`` takes the newest residuals for noise: the ``rows`` that have come since the last jump. Fewer
+    than two of several tell nothing, and jumps upon jumps made momentum diverge.
+
+    >>> smooth = [[1.0], [1.0, 1.0]]
+    >>> is_noise(smooth, rows=2), is_noise(smooth, rows=1)
+    (False, True)
+    """
+    return rows < 2 <= len(gram) or smoothness(gram, rows) < SMOOTH
 
 
 def geometric_test(jump: Jump, *, max_jump: float, least_descent: float) -> Decision:
