@@ -42,7 +42,7 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, default=5, help="problems of each kind")
     seeds = range(parser.parse_args().seeds)
     print(header(), end="\n\n")
-    regularized = f"at the default, {DEFAULTS.regularization:g}"
+    regularized = f"at the default, {joint.LEAST_REGULARIZATION:g}"
     print(table(exactness(seeds), ["worst of all seeds", "regularization 0", regularized, "limit at 0"]), end="\n\n")
     print(
         "Relative error after 1,000 gradients, least squares with 200 unknowns, m = 10, geometric mean of the seeds:\n"
@@ -69,7 +69,7 @@ def exactness(seeds: range) -> list[list[object]]:
     ]
     for name, measure, limit in measures:
         found = [
-            max(measure(seed, regularization) for seed in seeds) for regularization in (0.0, DEFAULTS.regularization)
+            max(measure(seed, regularization) for seed in seeds) for regularization in (0.0, joint.LEAST_REGULARIZATION)
         ]
         rows.append([name, *(f"{x:.1e}" for x in found), f"{limit:.0e}" + (" !" if found[0] > limit else "")])
     return rows

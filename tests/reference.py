@@ -61,13 +61,14 @@ class TextbookAnderson:
         average_window: int = 0,
         average_tolerance: float = 0.1,
         average_criterion: str = "paper",
-        regularization: float = 0.0,
+        regularization: float | str = 0.0,
         max_jump: float = 2.0,
         safeguard: str | None = "descent",
         on_accept: str = "keep",
         max_gain: float = 0.98,
         trusted_gain: float = 0.9,
-        smooth: float = 0.7,
+        smooth: float = 0.9,
+        noise_regularization: float = 0.1,
     ) -> None:
         self.base = base
         self.history_size, self.period, self.store_period = history_size, period, store_period
@@ -77,6 +78,7 @@ class TextbookAnderson:
         self.average_criterion, self.regularization = average_criterion, regularization
         self.max_jump, self.safeguard, self.max_gain = max_jump, safeguard, max_gain
         self.trusted_gain, self.smooth = trusted_gain, smooth
+        self.noise_regularization = noise_regularization
         self.on_accept = on_accept
         self.k = 0
         self.pairs_since_jump = 0
@@ -198,11 +200,19 @@ class TextbookAnderson:
             return r.new_full((R.shape[1],), torch.nan)
         norms = R.norm(dim=0)
         norms = torch.where(norms == 0, 1.0, norms)
-        damping = self.regularization**0.5 * torch.eye(len(norms), dtype=r.dtype)
+        damping = self._regularization(R) ** 0.5 * torch.eye(len(norms), dtype=r.dtype)
         matrix = torch.cat([R / norms, damping])
         target = torch.cat([r, r.new_zeros(len(norms))])
         # gelsd: the solution of least norm, so that columns that say nothing get nothing.
         return torch.linalg.lstsq(matrix, target[:, None], driver="gelsd").solution[:, 0] / norms
+
+    def _regularization(self, R: Tensor) -> float:
+        """Adaptive: of cycles, by the share of noise in R; 0 for a smooth path, 1 where consecutive columns have the
+        cosine of white noise's differences, -1/2, and linear between."""
+        if self.regularization != "adaptive":
+            return float(self.regularization)
+        share = (1 - self._smoothness(R, R.shape[1])) / (1 + 1 / 2)
+        return 1e-12 + self.noise_regularization * min(share, 1.0) * self.cycle
 
     def _mix(self, w: Tensor, r: Tensor, W: Tensor, R: Tensor, g: Tensor) -> Tensor:
         beta = self.relaxation
@@ -220,8 +230,8 @@ class TextbookAnderson:
     def _reason_to_skip(self, r: Tensor, R: Tensor, gain: float, loss_fn: Callable | None) -> str:
         if self.safeguard == "loss" and loss_fn is None:
             return "no_loss"
-        cautious = self.safeguard == "descent" and not self.cycle
-        if cautious and self._smoothness(R) < self.smooth:
+        cautious = self.safeguard == "descent"
+        if cautious and not self.cycle and self._looks_noisy(R, self.pairs_since_jump - 1):
             return "noisy"
         if gain > self.max_gain:
             return "no_gain"
@@ -230,12 +240,17 @@ class TextbookAnderson:
         # As many columns as this explain some of any residual: the gain that n - columns free numbers would show.
         # Where the columns are more than half as many as the numbers, a gain shows nothing.
         n, columns = len(r), int((R.norm(dim=0) > 0).sum())
-        trusted = columns <= n / 2 and gain * (n / (n - columns)) ** 0.5 <= self.trusted_gain
-        return "" if trusted else "no_gain"
+        most = self.max_gain if self.cycle else self.trusted_gain
+        return "" if columns <= n / 2 and gain * (n / (n - columns)) ** 0.5 <= most else "no_gain"
 
-    def _smoothness(self, R: Tensor) -> float:
-        """Mean cosine between consecutive changes of the residual since the last jump; 1 if there are none."""
-        changes = R.T[-(self.pairs_since_jump - 1) :] if self.pairs_since_jump > 1 else []
+    def _looks_noisy(self, R: Tensor, newest: int) -> bool:
+        """By the changes since the last jump. One of them tells nothing; where only one is kept there is no telling."""
+        unknown = R.shape[1] > 1 and newest < 2
+        return unknown or self._smoothness(R, newest) < self.smooth
+
+    def _smoothness(self, R: Tensor, newest: int) -> float:
+        """Mean cosine between consecutive changes of the residual, over the newest; 1 if there are none."""
+        changes = R.T[-newest:] if newest > 0 else []
         cosines = [torch.cosine_similarity(a, b, dim=0) for a, b in pairwise(changes) if a.any() and b.any()]
         return torch.stack(cosines).mean().item() if cosines else 1.0
 
@@ -244,11 +259,16 @@ class TextbookAnderson:
             return "nonfinite"
         if (candidate - w).norm() > self.max_jump * W.norm(dim=0).sum():
             return "too_long"
-        if self.safeguard == "descent":  # further along the residual than the plain step; after a cycle, at all
-            return "accepted" if (candidate - w) @ r > (0 if self.cycle else r @ r) else "descent"
+        if self.safeguard == "descent":  # further along the residual than the plain step
+            return "accepted" if (candidate - w) @ r > r @ r * self._lead() else "descent"
         if self.safeguard == "residual":
             return "pending"
         return self._judge_by_loss(candidate, loss_fn) if loss_fn and self.safeguard == "loss" else "accepted"
+
+    def _lead(self) -> float:
+        """How much further the last iterate of a steady cycle is than the mean of the last ``average_window``."""
+        positions = range(1, self.period + 1)[-self.average_window :] if self.cycle and self.average_window else [1]
+        return positions[-1] / (sum(positions) / len(positions))
 
     @torch.no_grad()
     def _judge_by_loss(self, candidate: Tensor, loss_fn: Callable) -> str:

@@ -29,7 +29,7 @@ WRONG_OPTIONS = [
     *((name, value) for name in ("warmup", "average_window") for value in (-1, 0.5, False, None)),
     *(("relaxation", value) for value in (0, -0.5, 1.5, NAN, "1", None, True)),
     *(("average_tolerance", value) for value in (-1e-3, NAN, None)),
-    *(("regularization", value) for value in (-1e-9, NAN, math.inf, "small")),
+    *(("regularization", value) for value in (-1e-9, NAN, math.inf, "small", None, True)),
     *(("max_jump", value) for value in (0, -1.0, NAN, None)),
     *((name, "other") for name in ("mixing", "residual", "average_criterion", "solver", "safeguard", "on_accept")),
     *((name, None) for name in ("mixing", "residual", "average_criterion", "solver", "on_accept")),

@@ -19,7 +19,7 @@ import torch
 from reference import TextbookAnderson
 from torch import Tensor, optim
 
-from torch_anderson import Anderson, safeguard
+from torch_anderson import Anderson, joint, safeguard
 
 STEPS = 30
 TOLERANCE = 1e-8
@@ -28,6 +28,7 @@ CONSTANTS = {
     "max_gain": safeguard.MAX_GAIN,
     "trusted_gain": safeguard.TRUSTED_GAIN,
     "smooth": safeguard.SMOOTH,
+    "noise_regularization": joint.NOISE_REGULARIZATION,
 }
 Schedule = Callable[[int], float]
 
@@ -161,6 +162,8 @@ MODES = {
     "anderson, relaxed": {"period": 3, "relaxation": 0.4, "mixing": "anderson", "safeguard": None},
     "one column": {"period": 2, "history_size": 1, "safeguard": None},
     "cycle": {"period": 4, "residual": "cycle", "history_size": 3, "safeguard": None},
+    "cycle, adaptive": {"period": 3, "residual": "cycle", "history_size": 6, "regularization": "adaptive"},
+    "cycle, adaptive, any jump": {"period": 3, "residual": "cycle", "regularization": "adaptive", "safeguard": None},
     "cycle, mean of 3, warmup 6": {"period": 4, "residual": "cycle", "average_window": 3, "warmup": 6},
     "average": {"period": 5, "average_window": 4, "safeguard": None},
     "average at every step": {"period": 1, "average_window": 3, "safeguard": None},

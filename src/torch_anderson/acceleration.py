@@ -181,20 +181,20 @@ class ResidualDriver(Driver[Block]):
             return "converged"
         if self.options.safeguard == "loss" and loss_fn is None:
             return "no_loss"
-        cautious = self.options.safeguard == "descent" and not self._cyclic  # a cycle's signal is above the noise
-        if cautious and is_noise(problem.gram, self.pairs_since_jump - 1):  # first, as it needs no solution
+        cautious = self.options.safeguard == "descent"
+        wary = cautious and not self._cyclic  # the noise of cycles is met by their regularization
+        if wary and is_noise(problem.gram, self.pairs_since_jump - 1):  # first, as it needs no solution
             return "noisy"
-        gain = problem.gain
-        if gain > MAX_GAIN:
-            return "no_gain"
         n = sum(block.n for block in self.blocks)
-        return "no_gain" if cautious and adjusted_gain(gain, problem.solution.rank, n) > TRUSTED_GAIN else ""
+        gain = adjusted_gain(problem.gain, problem.solution.rank, n) if cautious else problem.gain
+        return "no_gain" if gain > (TRUSTED_GAIN if wary else MAX_GAIN) else ""
 
     def _least_descent(self, problem: joint.Problem) -> float:
-        """What the inner product of the jump with r must exceed: that of the plain step, |r|^2."""
+        """What the inner product of the jump with r must exceed: |r|^2, that of the plain step, or what the last
+        iterate of a cycle has, which is ahead of the mean."""
         if self.options.safeguard != "descent":
             return -inf
-        return 0.0 if self._cyclic else problem.residual_norm**2
+        return problem.residual_norm**2 / self.options.cycle_progress
 
     def _write_candidates(self, loss_fn: LossFn | None) -> Decision:
         """Set the weights to the candidate; go back if the loss is asked for and not lower there."""

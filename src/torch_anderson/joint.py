@@ -14,6 +14,7 @@ from torch import Tensor
 from .extrapolation import Weights, correction, mixing_weights
 from .history import columns, full_precision
 from .least_squares import Coefficients, System, solve_gram, solve_qr
+from .noise import noise_share
 from .options import Options
 from .parameters import Block
 
@@ -66,6 +67,11 @@ second, they need not be any more."""
 FITTED = 1e-2
 """The same for the share of |r|^2 that is left."""
 
+LEAST_REGULARIZATION = 1e-12
+"""Without noise."""
+NOISE_REGULARIZATION = 0.1
+"""Where residual differences are nothing but noise."""
+
 
 def assemble(blocks: Sequence[Block], options: Options) -> Problem | None:
     """The joint problem at the present learning rates; None if a number is not finite.
@@ -97,17 +103,26 @@ def _add_up(blocks: Sequence[Block], options: Options) -> Problem | None:
     diagonal = [row[-1] for row in gram]  # bounds all of R'R
     if not isfinite(residual_sq + path + sum(diagonal) + sum(rhs)):
         return None
+    regularization = _regularization(gram, options)
     problem = Problem(
         gram=gram,
         rate=largest,
         residual_sq=residual_sq,
         normalized_norm=sqrt(sum(squares)),
         path=path,
-        solve=partial(solve_gram, gram, rhs, options.regularization),
+        solve=partial(solve_gram, gram, rhs, regularization),
     )
     if options.solver == "qr":  # from the rows, which will not stay
-        problem.solution = _solve_qr(blocks, largest, options.regularization)
+        problem.solution = _solve_qr(blocks, largest, regularization)
     return problem
+
+
+def _regularization(gram: Sequence[Sequence[float]], options: Options) -> float:
+    """The one that is set, or by the noise that cycles show. Noisy steps are not extrapolated at all."""
+    if not isinstance(options.regularization, str):
+        return options.regularization
+    noise = noise_share(gram) if options.residual == "cycle" else 0.0
+    return LEAST_REGULARIZATION + NOISE_REGULARIZATION * noise
 
 
 def _update_systems(blocks: Sequence[Block]) -> tuple[list[float], float]:

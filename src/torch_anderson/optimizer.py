@@ -46,7 +46,8 @@ class Anderson(Optimizer):
             epsilon times the largest entry of r.
         average_criterion: ``"paper"``: deviation from the mean. ``"detrended"``: from a straight line, so that
             noise-free progress does not count as noise; needs ``average_window >= 4``.
-        regularization: added to the diagonal of the Gram matrix of R's columns scaled to length 1.
+        regularization: added to the diagonal of the Gram matrix of R's columns scaled to length 1. ``"adaptive"``:
+            1e-12 with steps; with cycles, up to 0.1 by the noise that the columns themselves show.
         solver: ``"gram"``, or ``"qr"`` as in the paper (slow, needs all of R in float64).
         max_jump: longest jump, in lengths of the path through the stored iterates; infinity for no limit.
         safeguard: what a finite jump must pass besides. ``"descent"``: residuals that change smoothly, a predicted
@@ -83,7 +84,7 @@ class Anderson(Optimizer):
         average_window: int = 0,
         average_tolerance: float = 0.1,
         average_criterion: str = "paper",
-        regularization: float = 1e-12,
+        regularization: float | str = "adaptive",
         solver: str = "gram",
         max_jump: float = 2.0,
         safeguard: str | None = "descent",

@@ -28,7 +28,7 @@ class Options:
     average_window: int
     average_tolerance: float
     average_criterion: str
-    regularization: float
+    regularization: float | str
     solver: str
     max_jump: float
     safeguard: str | None
@@ -44,7 +44,8 @@ class Options:
                 self._refuse(name, f"one of {', '.join(map(repr, choices))}")
         self._check_real("relaxation", lambda x: 0 < x <= 1, "a number above 0 and at most 1")
         self._check_real("average_tolerance", lambda x: x >= 0, "a number of at least 0")
-        self._check_real("regularization", lambda x: 0 <= x < float("inf"), "a finite number of at least 0")
+        if self.regularization != "adaptive":
+            self._check_real("regularization", lambda x: 0 <= x < float("inf"), "a finite number from 0, or 'adaptive'")
         self._check_real("max_jump", lambda x: x > 0, "a number above 0, or infinity for no limit")
         self._check_together()
 
@@ -57,6 +58,11 @@ class Options:
     def cycle_length(self) -> int:
         """Base steps in one residual: 0 stands for steps."""
         return self.period if self.residual == "cycle" else 0
+
+    @property
+    def cycle_progress(self) -> float:
+        """The part of a cycle's way that its end has made: the mean of the last iterates lags by half its window."""
+        return 1 - max(self.average_window - 1, 0) / (2 * self.period) if self.residual == "cycle" else 1.0
 
     def _check_together(self) -> None:
         if self.residual == "cycle":
