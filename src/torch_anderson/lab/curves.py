@@ -9,7 +9,7 @@ import numpy as np
 from . import statistics as st
 from .comparison import BASE, TIME, Comparison, Group, Trace
 from .results import PICTURES, DamagedRun
-from .seeds import against, common_seeds, restricted
+from .seeds import against, restricted, typical_seed
 
 MOST_POINTS = 300
 """Of a curve; more than can be told apart in a figure."""
@@ -28,7 +28,7 @@ class Style:
 
 
 GREY, BLUE, VERMILION, GREEN = "#707070", "#0072b2", "#d55e00", "#00b386"
-SKY, ORANGE, PURPLE, OLIVE, WINE = "#56b4e9", "#e69f00", "#cc79a7", "#999933", "#aa4466"
+SKY, ORANGE, PURPLE, OLIVE, WINE = "#56b4e9", "#e69f00", "#cc79a7", "#8c8c2e", "#aa4466"
 STYLES = {
     "base": Style(GREY),
     "anderson": Style(BLUE),
@@ -52,7 +52,7 @@ STYLES = {
     "muon": Style(SKY, "dashdot"),
     "aadl": Style(BLUE, "dot"),
 }
-"""What is drawn together is told apart with any kind of colour vision (after Okabe and Ito, and Tol), or by its dashes."""
+"""What is drawn together is told apart with any kind of colour vision (after Okabe and Ito; Tol), or by its dashes."""
 OTHERS = [Style(colour, dash) for dash in ("dashdot", "dot", "dash") for colour in (PURPLE, ORANGE, SKY, OLIVE, WINE)]
 """For variants and methods that are not in the table, by turns."""
 
@@ -148,6 +148,8 @@ class Picture:
     t: st.Floats
     exact: st.Floats
     predicted: st.Floats
+    against: st.Paired | None = None
+    """How the method ended against the base."""
 
     @property
     def error(self) -> st.Floats:
@@ -156,22 +158,24 @@ class Picture:
 
 
 def pictures(task: Comparison) -> list[Picture]:
-    """Of the base and of the best other method, on the first seed that both have; raises ``DamagedRun``."""
-    drawn = {g.variant: group for g in task.groups if not g.bracket and (group := _drawn(g)).traces}
-    base = drawn.pop(BASE, None)
-    best = min(drawn.values(), key=lambda group: _rank(group, base, task.metric), default=None)
-    shown = [group for group in (base, best) if group]
-    seeds = common_seeds(shown) if shown else ()
-    return [_picture(group, seeds[0] if seeds else group.seeds[0]) for group in shown]
+    """Of the base and of the best other method, on a seed that is typical for the two; raises ``DamagedRun``."""
+    drawn = [group for group in map(_drawn, task.groups) if group.traces and not group.bracket]
+    base = next((group for group in drawn if group.variant == BASE), None)
+    others = [(group, against(group, base, task.metric)) for group in drawn if base and group is not base]
+    others = sorted((pair for pair in others if pair[1].estimate.count), key=lambda pair: _rank(pair[1]))
+    if not base or not others:
+        return [_picture(group, group.seeds[0]) for group in drawn[:1]]
+    best, result = others[0]
+    seed = typical_seed(best, base, task.metric)
+    return [_picture(base, seed), replace(_picture(best, seed), against=result)]
 
 
-def _rank(group: Group, base: Group | None, metric: str) -> tuple[float, float]:
-    """By what it is sure to gain over the base, seed by seed: means over few seeds of its own would favour easy ones.
+def _rank(result: st.Paired) -> tuple[float, float]:
+    """By what is sure, the upper end of the interval: few seeds, or easy ones, make no method look best.
 
-    Equal, as where there is one seed and so no interval: by the mean.
+    Where there is one seed, and so no interval, by the ratio itself.
     """
-    gained = against(group, base, metric).estimate if base else group.final(metric)
-    return tuple(value if isfinite(value) else inf for value in (gained.high, gained.mean))
+    return result.estimate.high if isfinite(result.estimate.high) else inf, result.estimate.mean
 
 
 def _drawn(group: Group) -> Group:

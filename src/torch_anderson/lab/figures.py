@@ -1,6 +1,6 @@
 """Figures for papers: drawn with matplotlib, saved as PNG and PDF."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import cycle
 from pathlib import Path
@@ -10,7 +10,7 @@ import matplotlib as mpl
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from matplotlib.ticker import NullLocator
+from matplotlib.ticker import LogFormatterSciNotation, NullLocator
 
 from .claims import Curve
 from .comparison import BASE, TIME, VARIANT, Comparison, Group
@@ -27,18 +27,22 @@ from .curves import (
     styles,
     value_range,
 )
+from .seeds import alike, in_words
 
 FORMATS = ("png", "pdf")
 DASHES = {"solid": "-", "dash": "--", "dot": ":", "dashdot": "-."}
-PANELS = (
-    ("the paper's methods", ("paper",)),
-    ("controls", ("control", "ours")),
-    ("peers", ("peer",)),
-    ("other settings", (VARIANT,)),
-)
-"""What is drawn side by side, with the base in each: title, kinds of methods."""
-MOST_VARIANTS = 8
-"""In one panel; the page has them all."""
+PANELS = {
+    "paper": "the paper's methods",
+    "control": "controls",
+    "ours": "ours",
+    "peer": "peers",
+    VARIANT: "other settings",
+}
+"""Kind of methods -> title of what is drawn together, with the base in each."""
+MOST_METHODS = 6
+"""In one panel beside the base; more are spread over several."""
+MOST_COLUMNS = 3
+"""Of panels."""
 PANEL_WIDTH, PANEL_HEIGHT = 3.2, 2.7
 """Inches."""
 AXES = {"step": "gradient evaluations", TIME: "processor seconds of training"}
@@ -56,18 +60,18 @@ LOOK: dict[Any, Any] = {
 
 
 def draw_metric(task: Comparison, metric: str, budget: str) -> Figure:
-    """A metric against steps or seconds: mean over seeds, 95 % band, a panel for each kind of method."""
-    task = without_variants(task)
-    panels = list(_panels(task))
-    lines = max(sum(1 + bool(group.remark) for group in groups) for _, groups in panels)
+    """A metric against steps or seconds: mean over seeds, 95 % band, a panel for each kind of method.
+
+    The means in one panel are over the same seeds.
+    """
+    looks, panels = styles(task), list(_panels(without_variants(task)))
+    drawn = replace(task, groups=tuple(group for _, panel in panels for group in panel.groups))
     with mpl.rc_context(LOOK):
-        figure, all_axes = _frame(len(panels), lines + len(reference_lines(task, metric)))
-        for axes, (title, groups) in zip(all_axes, panels, strict=True):
-            _draw_panel(axes, task, groups, metric, budget)
-            axes.set_title(title if len(panels) > 1 else "", y=1.02)
-        _scale(all_axes[0], task, metric)
-        all_axes[0].set_ylabel(task.metrics[metric])
-        all_axes[0].yaxis.set_label_coords(-0.58 / PANEL_WIDTH, 0.5)
+        figure, all_axes = _frame([_legend_lines(panel, metric) for _, panel in panels], task.metrics[metric])
+        for axes, (title, panel) in zip(all_axes, panels, strict=True):
+            _draw_panel(axes, panel, metric, budget, looks)
+            axes.set_title(f"{title}, {in_words(panel.groups)}", y=1.02)
+        _scale(all_axes[0], drawn, metric)
         figure.suptitle(task.title, fontsize=11, y=1 - 0.1 / figure.get_figheight())
     return figure
 
@@ -78,29 +82,47 @@ def without_variants(task: Comparison) -> Comparison:
     return replace(task, groups=groups) if groups else task
 
 
-def _frame(panels: int, legend_lines: int) -> tuple[Figure, Sequence[Axes]]:
-    """Panels side by side with room for legends below. Places are given: to find them takes longer than to draw."""
-    width, below = PANEL_WIDTH * panels + 0.8, 0.6 + 0.17 * legend_lines
-    height = PANEL_HEIGHT + below + 0.55
+def _frame(legend_lines: Sequence[int], label: str) -> tuple[Figure, Sequence[Axes]]:
+    """A panel for each legend, which is below it. Places are given: to find them takes longer than to draw."""
+    panels = len(legend_lines)
+    rows = -(-panels // MOST_COLUMNS)
+    columns = -(-panels // rows)
+    above, gap, below = 0.55, 0.9, 0.6 + 0.17 * max(legend_lines[columns * (rows - 1) :])
+    if rows > 1:
+        gap += 0.17 * max(legend_lines[: columns * (rows - 1)])
+    width, height = PANEL_WIDTH * columns + 0.8, above + PANEL_HEIGHT * rows + gap * (rows - 1) + below
     figure = Figure(figsize=(width, height))
-    edges = {"left": 0.75 / width, "right": 1 - 0.1 / width, "top": 1 - 0.55 / height, "bottom": below / height}
-    axes = figure.subplots(1, panels, sharey=True, squeeze=False, gridspec_kw={**edges, "wspace": 0.08})
-    return figure, axes[0]
+    edges = {"left": 0.75 / width, "right": 1 - 0.1 / width, "top": 1 - above / height, "bottom": below / height}
+    gaps = {"wspace": 0.08, "hspace": gap / PANEL_HEIGHT}
+    axes = figure.subplots(rows, columns, sharey=True, squeeze=False, gridspec_kw=edges | gaps)
+    for first in axes[:, 0]:
+        first.set_ylabel(label)
+        first.yaxis.set_label_coords(-0.58 / PANEL_WIDTH, 0.5)
+    for spare in axes.flat[panels:]:
+        spare.remove()
+    return figure, list(axes.flat[:panels])
 
 
-def _panels(task: Comparison) -> Iterator[tuple[str, list[Group]]]:
+def _panels(task: Comparison) -> Iterator[tuple[str, Comparison]]:
+    """Title and contents of each."""
     base = [group for group in task.groups if group.variant == BASE]
-    for title, kinds in PANELS:
-        groups = [group for group in task.groups if group.kind in kinds and group.variant != BASE]
-        if groups or (base and kinds == PANELS[0][1]):
-            yield title, base + groups[:MOST_VARIANTS]
+    for kind, title in PANELS.items():
+        groups = [group for group in task.groups if group.kind == kind and group.variant != BASE]
+        count = -(-len(groups) // MOST_METHODS) or int(bool(base) and kind == "paper")
+        for part in range(count):
+            size = -(-len(groups) // count)
+            shown = alike([*base, *groups[part * size : (part + 1) * size]])
+            yield title + (f" ({part + 1} of {count})" if count > 1 else ""), replace(task, groups=shown)
 
 
-def _draw_panel(axes: Axes, task: Comparison, groups: Sequence[Group], metric: str, budget: str) -> None:
-    looks = styles(task)
-    for group in groups:
+def _legend_lines(panel: Comparison, metric: str) -> int:
+    return sum(1 + bool(group.remark) for group in panel.groups) + len(reference_lines(panel, metric))
+
+
+def _draw_panel(axes: Axes, panel: Comparison, metric: str, budget: str, looks: Mapping[str, Style]) -> None:
+    for group in panel.groups:
         _draw_group(axes, group, metric, budget, looks[group.variant])
-    for (name, value), dash in zip(reference_lines(task, metric).items(), cycle(DASHES.values())):
+    for (name, value), dash in zip(reference_lines(panel, metric).items(), cycle(DASHES.values())):
         axes.axhline(value, color="black", linewidth=0.7, linestyle=dash, label=name)
     axes.set_xlabel(AXES[budget])
     axes.xaxis.set_label_coords(0.5, -0.24 / PANEL_HEIGHT)
@@ -140,21 +162,22 @@ def _draw_diverged(axes: Axes, curve: MeanCurve, budget: str, style: Style, labe
 
 
 def draw_pictures(title: str, pictures: Sequence[Picture]) -> Figure:
-    """A row for each picture: exact, predicted, error."""
+    """A row for each picture: exact, predicted, error; errors all on one scale."""
     with mpl.rc_context(LOOK):
         figure = Figure(figsize=(9.5, 0.4 + 2.5 * len(pictures)), layout="constrained")
         all_axes = figure.subplots(len(pictures), 3, sharex=True, sharey=True, squeeze=False)
+        worst = max(np.abs(picture.error).max() for picture in pictures)
         for row, picture in zip(all_axes, pictures, strict=True):
-            _draw_picture(row, picture)
+            _draw_picture(row, picture, worst)
         for axes in all_axes[-1]:
             axes.set_xlabel("t")
-        figure.suptitle(title, fontsize=11)
+        figure.suptitle(f"{title}, seed {pictures[0].seed}", fontsize=11)
     return figure
 
 
-def _draw_picture(row: Sequence[Axes], picture: Picture) -> None:
-    size, off = np.abs(picture.exact).max(), np.abs(picture.error).max()
-    fields = (("exact", picture.exact, size), (picture.label, picture.predicted, size), ("error", picture.error, off))
+def _draw_picture(row: Sequence[Axes], picture: Picture, worst: float) -> None:
+    size = np.abs(picture.exact).max()
+    fields = (("exact", picture.exact, size), (picture.label, picture.predicted, size), ("error", picture.error, worst))
     for axes, (title, values, limit) in zip(row, fields, strict=True):
         colours = "RdBu_r" if title != "error" else "PuOr_r"
         mesh = axes.pcolormesh(
@@ -175,8 +198,24 @@ def draw_curve(curve: Curve) -> Figure:
         axes.set(title=curve.title, xlabel=curve.x_label, ylabel=curve.y_label)
         axes.set_xscale("log" if curve.log_x else "linear")
         axes.set_yscale("log" if curve.log_y else "linear")
-        axes.legend()
+        if curve.log_y:
+            axes.yaxis.set(major_formatter=PlainNumbers(), minor_formatter=PlainNumbers())
+        values = sorted({value for x, _ in curve.series.values() for value in x})
+        if curve.log_x and marker(values):
+            axes.set_xticks(values, [f"{value:g}" for value in values])
+            axes.xaxis.set_minor_locator(NullLocator())
+        if len(curve.series) > 1:
+            axes.legend()
     return figure
+
+
+class PlainNumbers(LogFormatterSciNotation):
+    """On a logarithmic axis, 0.2 and 50 as one writes them; only what is very small or large as a power."""
+
+    def __call__(self, x: float, pos: int | None = None) -> str:
+        """The text of a tick; empty for those that are not labelled."""
+        text = super().__call__(x, pos)
+        return f"{x:g}" if text and 1e-3 <= x < 1e5 else text
 
 
 def curve_styles(curve: Curve) -> list[Style]:

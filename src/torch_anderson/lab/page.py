@@ -7,10 +7,12 @@ from typing import Any
 
 import numpy as np
 
+from . import statistics as st
 from .claims import Curve, Verdict
 from .comparison import BUDGETS, TIME, Comparison, Group
 from .curves import MeanCurve, Picture, diverged_curves, logarithmic, mean_curve, reference_lines, styles
 from .figures import AXES, curve_styles
+from .seeds import Seeds, restricted, seed_sets
 from .tables import acceptance_table, comparison_table, paired_table
 
 DIGITS = 4
@@ -73,6 +75,17 @@ def bracketed(row: Mapping[str, Any], name: str, neutral: float) -> Cell:
     low, high = row[f"{name}_low"], row[f"{name}_high"]
     meaning = BETTER if high < neutral else WORSE if low > neutral else ""
     return Cell(number(row[name]) + (f" [{number(low)}, {number(high)}]" if isfinite(low) else ""), meaning)
+
+
+def compared(result: st.Paired) -> str:
+    """One method against another in a few words.
+
+    >>> compared(st.paired([1.0, 2.0], [2.0, 4.0]))
+    'ratio 0.500 [0.500, 0.500], 2 seeds'
+    """
+    kind, estimate = "ratio" if result.is_ratio else "difference", result.estimate
+    ends = f" [{number(estimate.low)}, {number(estimate.high)}]" if isfinite(estimate.low) else ""
+    return f"{kind} {number(estimate.mean)}{ends}, {estimate.count} seed{'s' if estimate.count > 1 else ''}"
 
 
 def comparison_text(task: Comparison) -> Table:
@@ -167,25 +180,33 @@ def rounded(values: Iterable[float]) -> list[float | None]:
 
 def figure_data(task: Comparison) -> dict[str, Any]:
     """All that the page's script needs to draw the figures of a task."""
-    looks = styles(task)
+    looks, sets = styles(task), seed_sets(task)
     groups = [
         {"variant": group.variant, "kind": group.kind, "colour": looks[group.variant].colour}
         | {"label": group.label, "remark": group.remark, "dash": looks[group.variant].dash}
+        | {"ownSeeds": sets.index(tuple(group.seeds))}
         for group in task.groups
     ]
-    return {"groups": groups, "axes": AXES, "metrics": {name: _metric_data(task, name) for name in task.metrics}}
+    metrics = {name: _metric_data(task, name, sets) for name in task.metrics}
+    return {"groups": groups, "axes": AXES, "seedCounts": [len(seeds) for seeds in sets], "metrics": metrics}
 
 
-def _metric_data(task: Comparison, metric: str) -> dict[str, Any]:
+def _metric_data(task: Comparison, metric: str, sets: Sequence[Seeds]) -> dict[str, Any]:
     return {
         "label": task.metrics[metric],
         "log": logarithmic(task, metric),
         "references": reference_lines(task, metric),
-        "curves": {group.variant: _curves(group, metric) for group in task.groups},
+        "curves": {group.variant: _curves(group, metric, sets) for group in task.groups},
     }
 
 
-def _curves(group: Group, metric: str) -> dict[str, Any]:
+def _curves(group: Group, metric: str, sets: Sequence[Seeds]) -> dict[int, dict[str, Any]]:
+    """By the place of the set of seeds that they are over: of those that the group has all of."""
+    found = {place: restricted(group, seeds) for place, seeds in enumerate(sets) if set(seeds) <= set(group.seeds)}
+    return {place: _curves_on(part, metric) for place, part in found.items()}
+
+
+def _curves_on(group: Group, metric: str) -> dict[str, Any]:
     mean = mean_curve(group, metric)
     return {"mean": mean and _curve(mean), "diverged": [_curve(curve) for curve in diverged_curves(group, metric)]}
 

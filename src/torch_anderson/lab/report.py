@@ -180,6 +180,7 @@ def code(text: str) -> Markup:
 
 def task_section(evidence: Evidence, task: Comparison) -> dict[str, Any]:
     """What the template needs for one task."""
+    drawn = evidence.pictures.get(task.task, [])
     return {
         "name": task.task,
         "title": task.title,
@@ -190,7 +191,8 @@ def task_section(evidence: Evidence, task: Comparison) -> dict[str, Any]:
         "comparison": page.comparison_text(task),
         "paired": page.paired_text(task),
         "acceptance": page.acceptance_text(task),
-        "pictures": evidence.pictures.get(task.task, []),
+        "pictures": drawn,
+        "chosen": page.compared(drawn[-1].against) if drawn and drawn[-1].against else "",
     }
 
 

@@ -8,7 +8,7 @@ const REFERENCE_DASHES = ["dot", "dash", "dashdot"];
 // Blue over white to red, purple over white to orange: as in the figures for papers.
 const VALUES = ["#2166ac", "#92c5de", "#f7f7f7", "#f4a582", "#b2182b"];
 const ERRORS = ["#542788", "#b2abd2", "#f7f7f7", "#fdb863", "#b35806"];
-const KINDS = { paper: "the paper's", control: "controls", ours: "our defaults", peer: "peers", variant: "other settings" };
+const KINDS = { paper: "the paper's", control: "controls", ours: "ours", peer: "peers", variant: "other settings" };
 
 const css = (name) => getComputedStyle(document.documentElement).getPropertyValue(name).trim();
 const faded = (colour) => colour + "2e";
@@ -66,8 +66,17 @@ function groupTraces(group, curves, budget) {
   return traces.concat(meanTrace(group, curves.mean, x));
 }
 
-function referenceTraces(metric, budget, shown) {
-  const ends = shown.flatMap((group) => metric.curves[group.variant].mean?.[budget] ?? []);
+// Means over the most seeds that all shown methods have, so that easy seeds favour none; -1 where they share none.
+const commonSeeds = (data, metric, shown) => data.seedCounts.findIndex((_, seeds) => shown.every((group) => seeds in metric.curves[group.variant]));
+
+function seedsInWords(data, common, shown) {
+  if (!shown.length) return "";
+  if (common < 0) return "These methods have no seeds in common: each mean is over its own.";
+  return data.seedCounts[common] === 1 ? "One seed, which all methods shown have: no band." : `Means over the ${data.seedCounts[common]} seeds that all methods shown have.`;
+}
+
+function referenceTraces(metric, budget, drawn) {
+  const ends = drawn.flatMap(([, curves]) => curves.mean?.[budget] ?? []);
   const x = [Math.min(...ends), Math.max(...ends)];
   return Object.entries(ends.length ? metric.references : {}).map(([name, value], i) => ({
     x, y: [value, value], name, mode: "lines", line: { color: css("--text"), width: 1.2, dash: REFERENCE_DASHES[i % 3] },
@@ -75,12 +84,12 @@ function referenceTraces(metric, budget, shown) {
   }));
 }
 
-const shownValues = (metric, shown, name) => shown.flatMap((group) => metric.curves[group.variant].mean?.[name] ?? []).filter((value) => value !== null);
+const drawnValues = (drawn, name) => drawn.flatMap(([, curves]) => curves.mean?.[name] ?? []).filter((value) => value !== null);
 
 // Means and references with room for their bands: neither a wide band nor what diverged takes up the figure.
-function logRange(metric, shown, values) {
-  const low = Math.min(...values, ...shownValues(metric, shown, "low"));
-  const high = Math.max(...values, ...shownValues(metric, shown, "high"));
+function logRange(drawn, values) {
+  const low = Math.min(...values, ...drawnValues(drawn, "low"));
+  const high = Math.max(...values, ...drawnValues(drawn, "high"));
   return [Math.max(low, Math.min(...values) / 3) / 1.1, Math.min(high, Math.max(...values) * 3) * 1.1].map(Math.log10);
 }
 
@@ -89,16 +98,19 @@ const escaped = (text) => text.replace(/&/g, "&amp;").replace(/</g, "&lt;");
 function drawTask(state) {
   const metric = state.data.metrics[state.metric];
   const shown = state.data.groups.filter((group) => !state.hidden.has(group.variant));
-  const values = shownValues(metric, shown, "mean").concat(Object.values(metric.references));
-  const range = metric.log && values.length ? logRange(metric, shown, values) : undefined;
+  const common = commonSeeds(state.data, metric, shown);
+  const drawn = shown.map((group) => [group, metric.curves[group.variant][common < 0 ? group.ownSeeds : common]]);
+  const values = drawnValues(drawn, "mean").concat(Object.values(metric.references));
+  const range = metric.log && values.length ? logRange(drawn, values) : undefined;
   for (const plot of state.plots) {
     const budget = plot.dataset.budget;
-    const traces = shown.flatMap((group) => groupTraces(group, metric.curves[group.variant], budget));
+    const traces = drawn.flatMap(([group, curves]) => groupTraces(group, curves, budget));
     const yaxis = { title: { text: metric.label }, ...(metric.log && values.length ? logAxis(values) : {}), ...(range ? { range } : {}) };
     const options = layout({ xaxis: { title: { text: state.data.axes[budget] }, rangemode: "tozero" }, yaxis });
-    Plotly.react(plot, traces.concat(referenceTraces(metric, budget, shown)), options, CONFIG);
+    Plotly.react(plot, traces.concat(referenceTraces(metric, budget, drawn)), options, CONFIG);
   }
   for (const button of state.buttons) button.setAttribute("aria-pressed", String(!state.hidden.has(button.dataset.variant)));
+  state.seeds.textContent = seedsInWords(state.data, common, shown);
   drawReferenceLegend(state, metric);
 }
 
@@ -154,13 +166,14 @@ function startTask(section) {
   const data = DATA.tasks[section.dataset.task];
   const select = section.querySelector(".metric");
   const legend = section.querySelector(".legend");
-  const state = { data, legend, metric: select.value, hidden: new Set(), plots: section.querySelectorAll(".plots .plot") };
+  const seeds = section.querySelector(".seeds");
+  const state = { data, legend, seeds, metric: select.value, hidden: new Set(), plots: section.querySelectorAll(".plots .plot") };
   state.buttons = data.groups.map((group) => legendButton(state, group));
   legend.append(...state.buttons);
   section.querySelector(".presets").append(...presetButtons(state));
   select.addEventListener("change", () => { state.metric = select.value; drawTask(state); });
   const crowded = data.groups.length > 6 && data.groups.some((group) => group.kind === "paper");
-  show(state, (group) => !crowded || group.kind === "paper" || group.variant === "average");
+  show(state, (group) => !crowded || group.kind === "paper");
   return () => drawTask(state);
 }
 
@@ -170,9 +183,11 @@ function drawPictures(section) {
   const box = section.querySelector(".pictures");
   if (!box) return;
   const largest = (rows) => Math.max(...rows.flat().map(Math.abs));
-  const images = DATA.pictures[section.dataset.task].flatMap((picture) => {
+  const pictures = DATA.pictures[section.dataset.task];
+  const worst = Math.max(...pictures.map((picture) => largest(picture.error)));
+  const images = pictures.flatMap((picture) => {
     const size = largest(picture.exact);
-    const fields = [["exact", "exact", size], ["predicted", picture.label, size], ["error", "error", largest(picture.error)]];
+    const fields = [["exact", "exact", size], ["predicted", picture.label, size], ["error", "error", worst]];
     return fields.map((field) => [picture, ...field]);
   });
   // All boxes first: how wide one is depends on how many there are.
