@@ -213,6 +213,7 @@ def test_bars_follow_the_signs_of_life(tmp_path):
     folder = chosen[1].folder(tmp_path)
     folder.mkdir(parents=True)
     write_json(folder / PROGRESS, {"step": 50, "steps": 200, "loss": 0.125, "seconds": 1.0})
+    os.utime(folder / PROGRESS, (0, 0))  # the clock of the files may be behind ours
     bars.look()
     (everything, one) = bars.progress.tasks
     assert one.description == "diabetes anderson[history_size=5] seed 1" and one.percentage == 25
@@ -222,6 +223,21 @@ def test_bars_follow_the_signs_of_life(tmp_path):
     (folder / PROGRESS).write_text('{"step"')
     bars.look()
     assert bars.progress.tasks == [everything]
+
+
+def test_what_a_stopped_run_has_left_is_no_sign_of_life(tmp_path):
+    spec = Spec("diabetes", "anderson", 0)
+    folder = spec.folder(tmp_path)
+    folder.mkdir(parents=True)
+    left = {"step": 50, "steps": 200, "loss": 0.125, "seconds": 1.0}
+    write_json(folder / PROGRESS, left)
+    os.utime(folder / PROGRESS, (10, 10))
+    bars = Bars(Console(file=io.StringIO()), [spec], tmp_path)
+    bars.look()
+    assert len(bars.progress.tasks) == 1
+    write_json(folder / PROGRESS, left | {"step": 60})
+    bars.look()
+    assert bars.progress.tasks[1].completed == 60
 
 
 @pytest.mark.slow

@@ -2,7 +2,6 @@
 
 import json
 import threading
-import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -52,7 +51,8 @@ class Bars:
 
     def __init__(self, console: Console, specs: Sequence[Spec], results: Path) -> None:
         self.folders = {spec.folder(results): spec for spec in specs if not is_complete(spec.folder(results))}
-        self.started = time.time()
+        # What stopped runs have left is no sign of life. Our clock would not tell: that of the files may lag behind it.
+        self.before = {folder: stamp(folder) for folder in self.folders}
         self.ended = 0
         self.bars: dict[Path, TaskID] = {}
         # Twice a second is smooth enough, and the drawing takes its time from runs in this process.
@@ -96,7 +96,7 @@ class Bars:
 
     def look(self) -> None:
         """Bring the bars up to date."""
-        alive = {folder: sign for folder in self.folders if (sign := sign_of_life(folder, self.started))}
+        alive = {folder: sign for folder in self.folders if (sign := sign_of_life(folder, self.before[folder]))}
         for folder in self.bars.keys() - alive.keys():
             self.progress.remove_task(self.bars.pop(folder))
         for folder, sign in alive.items():
@@ -109,13 +109,19 @@ class Bars:
         self.progress.update(self.all, completed=min(self.ended + parts, len(self.folders)))
 
 
-def sign_of_life(folder: Path, since: float = 0.0) -> dict[str, Any] | None:
-    """What the run in this folder last said of itself, unless that was before ``since``."""
+def stamp(folder: Path) -> int | None:
+    """When the run in this folder last gave a sign of life, by the clock of the file; None if it never did."""
     try:
-        if (folder / PROGRESS).stat().st_mtime < since:
-            return None
-        return read_json(folder / PROGRESS)
-    except (OSError, DamagedRun):  # it ended meanwhile
+        return (folder / PROGRESS).stat().st_mtime_ns
+    except OSError:  # not begun, or ended
+        return None
+
+
+def sign_of_life(folder: Path, before: int | None = None) -> dict[str, Any] | None:
+    """What the run in this folder last said of itself, unless that has the stamp ``before``."""
+    try:
+        return read_json(folder / PROGRESS) if stamp(folder) != before else None
+    except DamagedRun:  # it ended meanwhile
         return None
 
 
