@@ -128,6 +128,13 @@ def test_means_are_over_the_seeds_of_all_methods_shown(page):
     assert "2 seeds" in said and value == pytest.approx(sum(finals[:2]) / 2, rel=1e-3)
 
 
+def test_other_settings_are_in_the_legend_when_they_are_shown(page):
+    variant = page.find_element("css selector", ".legend button[data-variant='anderson[period=2]']")
+    assert not variant.is_displayed()
+    next(b for b in page.find_elements("css selector", ".presets button") if b.text == "other settings").click()
+    assert variant.is_displayed()
+
+
 def test_another_metric_can_be_chosen(page):
     page.execute_script(
         "const select = document.querySelector('select.metric');"

@@ -109,7 +109,11 @@ function drawTask(state) {
     const options = layout({ xaxis: { title: { text: state.data.axes[budget] }, rangemode: "tozero" }, yaxis });
     Plotly.react(plot, traces.concat(referenceTraces(metric, budget, drawn)), options, CONFIG);
   }
-  for (const button of state.buttons) button.setAttribute("aria-pressed", String(!state.hidden.has(button.dataset.variant)));
+  const brief = shown.length && shown.every((group) => group.kind !== "variant");
+  state.buttons.forEach((button, i) => {
+    button.setAttribute("aria-pressed", String(!state.hidden.has(button.dataset.variant)));
+    button.hidden = brief && state.data.groups[i].kind === "variant"; // there may be dozens
+  });
   state.seeds.textContent = seedsInWords(state.data, common, shown);
   drawReferenceLegend(state, metric);
 }
