@@ -1,7 +1,8 @@
 """Anderson acceleration for PyTorch training."""
 
+from .discrepancy import Discrepancy
 from .fixed_point import Solution, fixed_point
 from .optimizer import Anderson
 from .stats import Acceleration, Stats
 
-__all__ = ["Acceleration", "Anderson", "Solution", "Stats", "fixed_point"]
+__all__ = ["Acceleration", "Anderson", "Discrepancy", "Solution", "Stats", "fixed_point"]

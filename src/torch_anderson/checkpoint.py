@@ -146,18 +146,20 @@ def check(ours: Entries, groups: Sequence[Group], saved_groups: Sequence[Group],
     params = _by_key(groups, saved_groups)
     for key, found in ours.items():
         shape = _real(params[key]).shape if key in params else None
-        last_map = found.get(PREFIX + "last_map")
-        if last_map is None or last_map.shape != shape:
-            there = "none" if last_map is None else str(tuple(last_map.shape))
+        iterate = found.get(PREFIX + "iterate")
+        if iterate is None or iterate.shape != shape:
+            there = "none" if iterate is None else str(tuple(iterate.shape))
             here = "none" if shape is None else str(tuple(shape))
             raise ValueError(
                 f"The checkpoint is of another model: parameter {key} has shape {there} there, {here} here."
             )
-        _check_rows(found, "map_diffs", "history_size", options.history_size)
-        _check_rows(found, "window", "average_window", options.window_rows)
-        if int(found[PREFIX + "numbers"][0]) != options.cycle_length:
+        cycle_length = int(found[PREFIX + "numbers"][0])
+        rows = options.rows.items() if (cycle_length < 0) == (options.cycle_length < 0) else ()
+        for name, (option, count) in rows:
+            _check_rows(found, name, option, count)
+        if cycle_length != options.cycle_length:
             raise ValueError(
-                "The checkpoint was made with another residual, or other cycles. "
+                "The checkpoint was made with another driver, another residual, or other cycles. "
                 "Build Anderson with the options of the checkpoint."
             )
 

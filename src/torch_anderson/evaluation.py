@@ -1,19 +1,23 @@
 """Evaluating a loss in the middle of training, leaving no trace."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.nn.modules.module import register_module_forward_pre_hook
+from torch.optim.swa_utils import update_bn
 
 LossFn = Callable[[], Any]
 
 
 @contextmanager
-def leaving_no_trace(params: Sequence[Tensor]) -> Iterator[None]:
-    """Random state, buffers of the modules that are called (BatchNorm) and gradients end as they began."""
+def leaving_no_trace(params: Sequence[Tensor]) -> Iterator[Callable[[], None]]:
+    """Random state, buffers of the modules that are called (BatchNorm) and gradients end as they began.
+
+    Yields a function that sets random state and buffers back to how they were, between two evaluations.
+    """
     devices = sorted({p.device.index for p in params if p.device.type == "cuda"})
     buffers: dict[tuple[int, str], tuple[torch.nn.Module, Tensor, Tensor]] = {}
 
@@ -23,20 +27,54 @@ def leaving_no_trace(params: Sequence[Tensor]) -> Iterator[None]:
                 if buffer is not None and (id(owner), name) not in buffers:
                     buffers[id(owner), name] = (owner, buffer, buffer.detach().clone())
 
+    def rewind() -> None:
+        torch.set_rng_state(state)
+        for index, device_state in zip(devices, device_states, strict=True):
+            torch.cuda.set_rng_state(device_state, index)
+        for (_, name), (owner, buffer, value) in buffers.items():
+            owner._buffers[name] = buffer
+            buffer.detach().copy_(value)
+
+    state, device_states = torch.get_rng_state(), [torch.cuda.get_rng_state(index) for index in devices]
     gradients = [p.grad for p in params]
     hook = register_module_forward_pre_hook(keep_buffers)
     try:
-        with torch.random.fork_rng(devices=devices):
-            for p in params:
-                p.grad = None
-            yield
+        for p in params:
+            p.grad = None
+        yield rewind
     finally:
         hook.remove()
         for p, gradient in zip(params, gradients, strict=True):
             p.grad = gradient
-        for (_, name), (owner, buffer, value) in buffers.items():
-            owner._buffers[name] = buffer
-            buffer.detach().copy_(value)
+        rewind()
+
+
+@contextmanager
+def without_graph(params: Sequence[Tensor]) -> Iterator[None]:
+    """No graph back to the parameters; a function may still differentiate in its inputs, as a PINN does."""
+    trained = [p for p in params if p.requires_grad]
+    for p in trained:
+        p.requires_grad_(False)
+    try:
+        yield
+    finally:
+        for p in trained:
+            p.requires_grad_(True)
+
+
+@contextmanager
+def batch_statistics(model: torch.nn.Module | None, batches: Iterable[Any] | None) -> Iterator[None]:
+    """Statistics of BatchNorm layers from these inputs, at the present weights; those of training come back."""
+    if model is None or batches is None:
+        yield
+        return
+    kept = {name: buffer.detach().clone() for name, buffer in model.named_buffers()}
+    update_bn(batches, model)
+    try:
+        yield
+    finally:
+        for name, buffer in model.named_buffers():
+            buffer.detach().copy_(kept[name])
 
 
 def evaluate(loss_fn: LossFn, params: Sequence[Tensor]) -> float:

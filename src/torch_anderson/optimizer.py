@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
+from inspect import signature
 from itertools import compress
 from typing import Any
 
@@ -13,8 +14,10 @@ from torch.utils.hooks import RemovableHandle
 
 from . import checkpoint
 from .acceleration import ResidualDriver
+from .discrepancy import Discrepancy
+from .discrepancy_driver import DiscrepancyDriver
 from .driver import Batch, Driver
-from .evaluation import LossFn
+from .evaluation import LossFn, batch_statistics
 from .options import Options
 from .parameters import accelerated, flat_view
 from .stats import Acceleration, Stats
@@ -56,6 +59,10 @@ class Anderson(Optimizer):
             smaller residual at the next step, which is taken back if it fails. ``None``: nothing.
         on_accept: what happens to the base's first moments at a jump: ``"keep"`` or ``"reset_momentum"``.
 
+        discrepancy: let the model's outputs drive instead of the residual: ``"mse"``, ``"residual"``,
+            ``"cross_entropy"``, a convex function, or a ``Discrepancy``, which also has the sizes and periods. Of the
+            options above only ``on_accept`` counts then.
+
     A parameter group takes no part if it has ``"anderson": False``.
 
     Example:
@@ -89,6 +96,7 @@ class Anderson(Optimizer):
         max_jump: float = 2.0,
         safeguard: str | None = "descent",
         on_accept: str = "keep",
+        discrepancy: Discrepancy | str | Callable[..., torch.Tensor] | None = None,
     ):
         options = Options(
             history_size=history_size,
@@ -106,11 +114,13 @@ class Anderson(Optimizer):
             max_jump=max_jump,
             safeguard=safeguard,
             on_accept=on_accept,
+            discrepancy=as_discrepancy(discrepancy),
         )
+        _check_driver(options)
         _check_base(base)
         super().__init__(base.param_groups, {})  # hooks; the groups are the base's
         checkpoint.withdraw(base)  # a checkpoint of ours that the base loaded by itself has lost its precision
-        self._accelerator: Driver[Any] = ResidualDriver(base, options)
+        self._accelerator = _driver(base, options)
         self._accelerator.begin()
 
     @classmethod
@@ -134,18 +144,26 @@ class Anderson(Optimizer):
 
     # ------------------------------------------------------------------------------------------------ training
 
-    def step(self, closure: Callable[[], Any] | None = None, *, loss_fn: LossFn | None = None) -> Any:  # type: ignore[override]
+    def step(  # type: ignore[override]
+        self,
+        closure: Callable[[], Any] | None = None,
+        *,
+        loss_fn: LossFn | None = None,
+        outputs: Callable[[], Any] | None = None,
+    ) -> Any:
         """One base step; on every ``period``-th the weights may jump.
 
         Args:
             closure: handed to the base, which calls it as often as it does; never called by us.
             loss_fn: the loss on this step's batch, forward pass only, for ``safeguard="loss"``.
+            outputs: for ``discrepancy``, the model's outputs on this step's batch or any other, as a function of the
+                present weights: (predictions, targets), or residuals. Called on some steps only, several times.
         """
-        return self._accelerator.step(closure, self._accelerator.take_batch(Batch(loss_fn)))
+        return self._accelerator.step(closure, self._accelerator.take_batch(Batch(loss_fn, outputs)))
 
-    def set_batch(self, *, loss_fn: LossFn | None = None) -> None:
+    def set_batch(self, *, loss_fn: LossFn | None = None, outputs: Callable[[], Any] | None = None) -> None:
         """Give what belongs to a batch to the next step, where a framework owns the call of ``step``."""
-        self._accelerator.next_batch = Batch(loss_fn)
+        self._accelerator.next_batch = Batch(loss_fn, outputs)
 
     def zero_grad(self, set_to_none: bool = True) -> None:
         """As the base does it."""
@@ -161,6 +179,25 @@ class Anderson(Optimizer):
             yield
         finally:
             accelerator.enabled = before
+
+    @contextmanager
+    def accelerated_weights(
+        self, model: torch.nn.Module | None = None, batches: Iterable[Any] | None = None
+    ) -> Iterator[None]:
+        """Within it, the model has the weights to evaluate with: the mixture of present weights and averages that the
+        batches given with the steps liked best. Training goes on undisturbed afterwards.
+
+        Args:
+            model: needed where it has BatchNorm layers.
+            batches: inputs from which their statistics are worked out anew; without them those of training stay.
+        """
+        if not isinstance(self._accelerator, DiscrepancyDriver) or not self._accelerator.settings.evaluates:
+            raise RuntimeError(
+                "No weights to evaluate with are kept. Build Anderson with "
+                "discrepancy=Discrepancy(..., use='evaluation') or use='both'."
+            )
+        with self._accelerator.evaluation_weights(), batch_statistics(model, batches):
+            yield
 
     def reset_history(self) -> None:
         """Forget all that was measured, e.g. after loading other weights into the model; the weights stay."""
@@ -291,7 +328,7 @@ class Anderson(Optimizer):
         if "base" not in state:  # from code that treats us as a plain optimizer
             self.base.__setstate__(state)
             return
-        self.__dict__["_accelerator"] = ResidualDriver(state["base"], state["options"])
+        self.__dict__["_accelerator"] = _driver(state["base"], state["options"])
         self._accelerator.enabled = state["enabled"]
         self._accelerator.begin()
         super().__setstate__({})
@@ -300,6 +337,28 @@ class Anderson(Optimizer):
 def _blank(cls: type[Anderson], base_class: type[Optimizer], options: dict[str, Any]) -> Anderson:
     wrapped = cls.wrapping(base_class, **options)
     return wrapped.__new__(wrapped)
+
+
+def as_discrepancy(given: Discrepancy | str | Callable[..., torch.Tensor] | None) -> Discrepancy | None:
+    """The loss alone stands for all defaults."""
+    return given if given is None or isinstance(given, Discrepancy) else Discrepancy(given)
+
+
+def _driver(base: Optimizer, options: Options) -> Driver[Any]:
+    return DiscrepancyDriver(base, options) if options.discrepancy else ResidualDriver(base, options)
+
+
+def _check_driver(options: Options) -> None:
+    """Options of the residual driver would be silently without effect."""
+    if options.discrepancy is None:
+        return
+    defaults = {name: option.default for name, option in signature(Anderson.__init__).parameters.items()}
+    for name, value in vars(options).items():
+        if name not in ("discrepancy", "on_accept") and value != defaults[name]:
+            raise ValueError(
+                f"Invalid {name}: {value!r} has no effect with discrepancy. Allowed: on_accept; sizes and periods are "
+                "set in Discrepancy(...)."
+            )
 
 
 def _check_base(base: Any) -> None:

@@ -1,7 +1,10 @@
 """The options of ``Anderson``, checked once."""
 
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from .discrepancy import Discrepancy
 
 CHOICES: dict[str, tuple[Any, ...]] = {
     "mixing": ("paper", "anderson"),
@@ -11,6 +14,8 @@ CHOICES: dict[str, tuple[Any, ...]] = {
     "safeguard": ("descent", "loss", "residual", None),
     "on_accept": ("keep", "reset_momentum"),
 }
+POWERS = (3, 10, 30)
+"""Averages of the weights over about the last 1/4, 1/11 and 1/31 of all steps, however long training takes."""
 SMALLEST = {"history_size": 1, "period": 1, "store_period": 1, "warmup": 0, "average_window": 0}
 
 
@@ -33,6 +38,7 @@ class Options:
     max_jump: float
     safeguard: str | None
     on_accept: str
+    discrepancy: "Discrepancy | None" = None
 
     def __post_init__(self) -> None:
         for name, smallest in SMALLEST.items():
@@ -56,13 +62,24 @@ class Options:
 
     @property
     def cycle_length(self) -> int:
-        """Base steps in one residual: 0 stands for steps."""
+        """Base steps in one residual: 0 stands for steps, -1 for no residual at all."""
+        if self.discrepancy:
+            return -1
         return self.period if self.residual == "cycle" else 0
 
     @property
     def cycle_progress(self) -> float:
         """The part of a cycle's way that its end has made: the mean of the last iterates lags by half its window."""
         return 1 - max(self.average_window - 1, 0) / (2 * self.period) if self.residual == "cycle" else 1.0
+
+    @property
+    def rows(self) -> dict[str, tuple[str, int]]:
+        """Matrices kept for a parameter: the option that says how many rows they have, and the number."""
+        if self.discrepancy is None:
+            return {"map_diffs": ("history_size", self.history_size), "window": ("average_window", self.window_rows)}
+        directions = self.discrepancy.history_size + self.discrepancy.jumps + 2
+        averages = len(POWERS) if self.discrepancy.evaluates else 0
+        return {"directions": ("history_size or jumps", directions), "averages": ("use", averages)}
 
     def _check_together(self) -> None:
         if self.residual == "cycle":

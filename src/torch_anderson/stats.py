@@ -8,8 +8,11 @@ from typing import ClassVar
 
 from .least_squares import condition_number
 
-SKIPPED = ("short_history", "converged", "nonfinite", "no_gain", "noisy", "no_loss")
-REJECTED = ("nonfinite", "too_long", "descent", "loss", "residual", "outside_write")
+SKIPPED = (
+    *("short_history", "converged", "nonfinite", "no_gain", "noisy", "no_loss"),
+    *("no_outputs", "nonfinite_outputs", "outputs_wrote", "outputs_changed", "random_outputs", "other_rank"),
+)
+REJECTED = ("nonfinite", "too_long", "descent", "loss", "residual", "outside_write", "held_out")
 COUNTS = (
     "attempted",
     "accepted",

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch_anderson import Anderson
 
 Metrics = dict[str, float]
-ANDERSON_OPTIONS = tuple(name for name in signature(Anderson).parameters if name != "base")
+ANDERSON_OPTIONS = tuple(name for name in signature(Anderson).parameters if name not in ("base", "discrepancy"))
 
 
 class Problem(ABC):

@@ -1,0 +1,376 @@
+"""The discrepancy drives: outputs of the model beside the present weights tell which way to jump."""
+
+import logging
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from functools import partial
+from itertools import islice
+from math import exp, inf, isfinite, log, sqrt
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch._compile import _disable_dynamo
+from torch.optim import Optimizer
+
+from .directions import DirectionBlock
+from .discrepancy import Model, Outputs, Unusable, read
+from .distributed import mean_over_ranks
+from .driver import Batch, Driver
+from .evaluation import leaving_no_trace, without_graph
+from .ledger import Ledger
+from .mixture import Mixture
+from .options import POWERS, Options
+from .parameters import build_blocks
+from .safeguard import Decision
+from .stats import COUNTS, Acceleration
+from .subspace import chosen, held_out_gain, minimize, next_damping, promised_fall, reduced, total
+
+TRIES = 3
+"""Jumps that are tried with more and more damping before an acceleration is given up."""
+EVALUATION_SHARE = 0.05
+"""Of the cost, for weights to evaluate with."""
+REPEATABLE = 1e-3
+"""Two evaluations at the same weights may differ by this part of the outputs."""
+ENOUGH = 0.9
+"""Of the promised fall: what the newer half of the differences must promise to be taken alone."""
+FEWEST = 2
+"""Differences among the directions."""
+
+
+class Probe:
+    """The user's function at any weights: always with the same random numbers and buffers, and without a graph."""
+
+    def __init__(self, outputs: Callable[[], Any], loss: Any, params: Sequence[Tensor], rewind: Callable[[], None]):
+        self._outputs, self._loss, self._params, self._rewind = outputs, loss, params, rewind
+        self._shape: tuple[Any, ...] | None = None
+        self.half = False
+        """Whether outputs come in half precision."""
+        self.count = 0
+
+    def __call__(self) -> Outputs:
+        """The outputs at the present weights; raises ``Unusable``."""
+        self.count += 1
+        version = sum(p._version for p in self._params)
+        found = self._outputs()
+        self._rewind()
+        if version != sum(p._version for p in self._params):
+            raise Unusable("outputs_wrote", "outputs changed the parameters; it must only evaluate the model")
+        outputs = read(self._loss, found)
+        first = found if isinstance(found, Tensor) else found[0]
+        self.half = first.dtype in (torch.float16, torch.bfloat16)
+        if self._shape not in (None, outputs.shape):
+            raise Unusable("outputs_changed", "outputs returned tensors of another shape when called again")
+        self._shape = outputs.shape
+        return outputs
+
+
+class DiscrepancyDriver(Driver[DirectionBlock]):
+    """Gauss and Newton's method in the few directions that training has shown, with forward passes alone."""
+
+    points = ("iterate", "stored", "averages")
+
+    def __init__(self, base: Optimizer, options: Options):
+        super().__init__(base, options)
+        assert options.discrepancy is not None
+        self.settings = options.discrepancy
+        self.ledger = Ledger.opened(self.settings.budget, self.settings.period)
+        self.mixture = Mixture(1 + len(POWERS))
+        self.damping = self.settings.damping
+        self.width = self.settings.history_size  # differences in use
+        self.stores = 0  # iterates stored so far; the first makes no difference yet
+        self.jumped = 0
+        self.averaged = 0
+        self.since_jump = 0  # base steps since the last acceleration
+        self.since_mixture = 0
+        self.last_loss = -1.0  # before the last acceleration, less what that gained; -1 for unknown
+        self.suspicious = True  # whether to check that outputs are repeatable
+
+    # ------------------------------------------------------------------------------------------ the algorithm
+
+    @_disable_dynamo
+    def step(self, closure: Callable[[], Any] | None, batch: Batch) -> Any:
+        """One base step, then a jump where the model's outputs show a better place."""
+        if not self.enabled:
+            return self.base.step(closure)
+        self._look_around()
+        if not self.has_learning_rate():
+            return self._idle_step(closure)
+        due = self._jump_is_due()
+        if due:
+            self._keep_iterates()
+        if self._mixture_is_due():
+            self._learn_mixture(batch.outputs)
+        loss = self.base.step(closure)
+        if due:
+            self._refresh()
+        if not self._moved(due):
+            return loss
+        self.k += 1
+        self.since_jump += 1
+        self.since_mixture += 1
+        self._show()
+        if self.k > self.settings.warmup and self.k % self.settings.store_period == 0:
+            self._store()
+        if due:
+            self._accelerate(batch.outputs)
+        return loss
+
+    def _jump_is_due(self) -> bool:
+        return self.settings.trains and self.stores > FEWEST and self.since_jump + 1 >= self.ledger.wait
+
+    def _keep_iterates(self) -> None:
+        self.ensure_blocks()
+        for block in self.blocks:
+            block.keep_iterate()
+
+    def _store(self) -> None:
+        """Add the difference from the iterate stored before, and take the present one into the averages."""
+        self.ensure_blocks()
+        self._refresh()
+        row = (self.stores - 1) % self.settings.history_size
+        for block in self.blocks:
+            block.store_difference(row) if self.stores else block.keep_stored()
+        self.stores += 1
+        if self.settings.evaluates:
+            self.averaged += 1
+            for block in self.blocks:
+                block.average(self.averaged)
+
+    def _accelerate(self, outputs: Callable[[], Any] | None) -> None:
+        """Look along the directions and jump; whatever goes wrong, the weights are those of the plain step."""
+        if outputs is None:
+            self._skip("no_outputs")
+            return
+        rows = self._rows()
+        with self._probing(outputs) as probe:
+            try:
+                self._jump(probe, rows)
+            except Unusable as problem:
+                self._give_up(problem)
+            self.stats.counts["extra_evaluations"] += probe.count
+        self.since_jump = 0
+
+    def _rows(self) -> list[int]:
+        """The directions in use: newest differences first, jumps, the present step and the gradient."""
+        m, j = self.settings.history_size, self.settings.jumps
+        held = min(self.stores - 1, self.width)
+        differences = [(self.stores - 2 - i) % m for i in range(held)]
+        jumps = [m + i for i in range(min(self.jumped, j))]
+        for block in self.blocks:
+            block.store_step(m + j)
+            block.store_gradient(m + j + 1)
+        lengths = self._lengths()
+        return [row for row in (*differences, *jumps, m + j, m + j + 1) if 0 < lengths[row] < float("inf")]
+
+    def _lengths(self) -> list[float]:
+        """Of all rows, over all blocks."""
+        return sum(block.lengths_sq.cpu() for block in self.blocks).sqrt().tolist()  # type: ignore[union-attr,return-value]
+
+    def _jump(self, probe: Probe, rows: list[int]) -> None:
+        """Model the outputs along the rows, and try the best combination of them with growing damping."""
+        lengths = self._lengths()
+        with agreeing():
+            start = self._start(probe)
+            columns = self._columns(probe, start, rows, lengths)
+        model = reduced(start.misfit.model(start.values, columns), mean_over_ranks)
+        before = float(total(model).loss)
+        held_out = held_out_gain(model, self.damping) if self.settings.splits else inf
+        promised = loss = before
+        decision = Decision(False, "held_out")
+        for _ in range(TRIES if held_out > 0 else 0):
+            coefficients, promised = minimize(start.misfit, start.values, columns, model, self.damping, mean_over_ranks)
+            by_row = self._by_row(rows, lengths, coefficients)
+            loss = self._try(probe, by_row)
+            decision = Decision(loss < before, "" if loss < before else "loss")
+            self.damping = next_damping(self.damping, before - promised, before - loss)
+            if decision.accepted:
+                self._arrive(by_row)
+                break
+        self._book(probe.count, before, loss if decision.accepted else before, held_out)
+        self._adapt_width(model, rows)
+        self.suspicious = not decision.accepted
+        self.stats.counts["attempted"] += 1
+        self._conclude(decision, partial(_describe, self.k, before, promised, len(rows), decision.cause))
+
+    def _start(self, probe: Probe) -> Outputs:
+        """The outputs at the present weights, twice where they may be random."""
+        start = probe()
+        if self.suspicious:
+            apart = float(torch.linalg.vector_norm(probe().values - start.values))
+            if apart > REPEATABLE * float(torch.linalg.vector_norm(start.values)):
+                raise Unusable("random_outputs", "outputs returned other numbers when called again at the same weights")
+        return start
+
+    def _columns(self, probe: Probe, start: Outputs, rows: list[int], lengths: list[float]) -> Tensor:
+        """How the outputs change along each row, per unit of length."""
+        size = sqrt(sum(float(block.iterate.double().square().sum()) for block in self.blocks)) or 1.0
+        tiny = size * max(torch.finfo(block.params[0].dtype).eps for block in self.blocks) ** 0.4
+        secant = self.settings.probe == "secant" or probe.half
+        columns = []
+        for row in rows:
+            distance = lengths[row] if secant else tiny
+            self._place(lambda block, row=row, d=distance: torch.add(  # type: ignore[misc]
+                block.iterate, block.directions[row], alpha=d / lengths[row]))  # fmt: skip
+            columns.append((probe().values - start.values) / distance)
+        return torch.stack(columns)
+
+    def _place(self, vector: Callable[[DirectionBlock], Tensor]) -> None:
+        """Set the weights, all of them: gradients are put away while outputs are evaluated."""
+        for block in self.blocks:
+            block.write_all(vector(block))
+
+    def _by_row(self, rows: list[int], lengths: list[float], coefficients: Tensor) -> list[float]:
+        """Coefficients of whole rows, 0 for those not in use."""
+        by_row = [0.0] * len(lengths)
+        for row, coefficient in zip(rows, coefficients.tolist(), strict=True):
+            by_row[row] = coefficient / lengths[row]
+        return by_row
+
+    def _try(self, probe: Probe, by_row: list[float]) -> float:
+        """The loss at the weights to which these coefficients lead, which are left in place."""
+        self._place(lambda block: block.iterate + block.combine(by_row))
+        try:
+            outputs = probe()
+            loss = outputs.misfit.loss(outputs.values)
+        except Unusable:  # no better place, on all ranks
+            loss = float("inf")
+        return float(mean_over_ranks(torch.tensor(loss, dtype=torch.float64)))
+
+    def _arrive(self, by_row: list[float]) -> None:
+        """Keep the jump as a direction, and measure the next difference from here."""
+        row = self.settings.history_size + self.jumped % max(self.settings.jumps, 1)
+        for block in self.blocks:
+            jump = block.combine(by_row)
+            block.iterate.add_(jump)
+            if self.settings.jumps:
+                block.store_row(row, jump)
+            block.keep_stored()
+        self.jumped += 1
+
+    def _book(self, evaluations: int, before: float, after: float, held_out: float) -> None:
+        """Enter cost and gain, both as they hold for data that the jump was not made for."""
+        gain = min(log(before / after), held_out) if 0 < after < before else 0.0
+        base_gain = log(self.last_loss / before) if self.last_loss > 0 and before > 0 else 0.0
+        cost = evaluations * self.settings.forward_cost
+        self.ledger.enter(cost, gain, base_gain, self.since_jump, self.settings.period)
+        self.last_loss = before * exp(-gain)
+
+    def _adapt_width(self, model: Model, rows: list[int]) -> None:
+        """Half of the differences if the newer half promises as much, else twice as many."""
+        m = self.settings.history_size
+        held = sum(row < m for row in rows)
+        fewer = chosen(model, [i for i, row in enumerate(rows) if i < held // 2 or row >= m])
+        enough = promised_fall(fewer, self.damping) >= ENOUGH * promised_fall(model, self.damping)
+        self.width = max(self.width // 2, FEWEST) if enough else min(self.width * 2, m)
+
+    def _give_up(self, problem: Unusable) -> None:
+        self._skip(problem.cause)
+        self._tell_once(f"Anderson makes plain steps: {problem}.", logging.WARNING)
+        self.ledger.wait = max(2 * self.ledger.wait, self.settings.period)
+        self.suspicious = True
+
+    @contextmanager
+    def _probing(self, outputs: Callable[[], Any]) -> Iterator[Probe]:
+        """Evaluate at will: at the end, or at an error, the weights are ``iterate`` and all else is as it was."""
+        params = [p for group in self.base.param_groups for p in group["params"]]
+        with leaving_no_trace(params) as rewind, without_graph(params):
+            try:
+                yield Probe(outputs, self.settings.loss, params, rewind)
+            finally:
+                self._refresh()
+                self._place(lambda block: block.iterate)
+
+    # ------------------------------------------------------------------------------ weights to evaluate with
+
+    def _mixture_is_due(self) -> bool:
+        cost = (1 + len(POWERS)) * self.settings.forward_cost
+        return self.settings.evaluates and self.averaged > 0 and self.since_mixture * EVALUATION_SHARE >= cost
+
+    def _learn_mixture(self, outputs: Callable[[], Any] | None) -> None:
+        """Let the batch judge present weights and averages, before it is trained on."""
+        self.since_mixture = 0
+        if outputs is None:
+            self._skip("no_outputs")
+            return
+        self._keep_iterates()
+        with self._probing(outputs) as probe:
+            try:
+                with agreeing():
+                    found = [probe()]
+                    for i in range(len(POWERS)):
+                        self._place(lambda block, i=i: block.averages[i])  # type: ignore[misc]
+                        found.append(probe())
+                self.mixture.learn(found, mean_over_ranks)
+            except Unusable as problem:
+                self._give_up(problem)
+            self.stats.counts["extra_evaluations"] += probe.count
+
+    @contextmanager
+    def evaluation_weights(self) -> Iterator[None]:
+        """The mixture in place of the present weights."""
+        self.ensure_blocks()
+        kept = [block.read(0, block.n).clone() for block in self.blocks]
+        if self.averaged:
+            for block in self.blocks:
+                block.write_all(block.mixture(self.mixture.shares))
+        try:
+            yield
+        finally:
+            self._refresh()
+            for block, vector in zip(self.blocks, kept, strict=True):
+                block.write_all(vector)
+
+    # --------------------------------------------------------------------------------------------- lifecycle
+
+    def build_blocks(self) -> list[DirectionBlock]:
+        """Without a direction."""
+        s = self.settings
+        averages = len(POWERS) if s.evaluates else 0
+        return build_blocks(
+            self.base.param_groups, DirectionBlock, differences=s.history_size, jumps=s.jumps, averages=averages
+        )
+
+    def cancel(self) -> None:
+        """Nothing is under way between two steps."""
+
+    def _forget(self) -> None:
+        self.stores = self.jumped = 0
+        super()._forget()
+
+    def numbers(self, block: DirectionBlock) -> list[float]:
+        """Progress, the ledger, the mixture and counters."""
+        progress = [self.k, self.stores, self.jumped, self.averaged, self.since_jump, self.since_mixture, self.width]
+        kept = [self.damping, self.last_loss, float(self.suspicious)]
+        counts = [float(self.stats.counts[name]) for name in COUNTS]
+        return [self.options.cycle_length, *progress, *kept, *self.ledger.numbers(), *self.mixture.numbers(), *counts]
+
+    def set_numbers(self, block: DirectionBlock, numbers: Sequence[float]) -> None:
+        """From a checkpoint."""
+        rest = iter(numbers[1:])
+        self.k, self.stores, self.jumped, self.averaged, self.since_jump, self.since_mixture, self.width = (
+            int(x) for x in islice(rest, 7)
+        )
+        self.damping, self.last_loss, suspicious = islice(rest, 3)
+        self.suspicious = bool(suspicious)
+        self.ledger = Ledger.from_numbers(self.settings.budget, list(islice(rest, 4)))
+        self.mixture.set_numbers(list(islice(rest, 2 + len(POWERS))))
+        self.stats.set_counts(islice(rest, len(COUNTS)))
+
+
+@contextmanager
+def agreeing() -> Iterator[None]:
+    """What one rank cannot use, none does: all of them raise ``Unusable``, or none."""
+    found: Unusable | None = None
+    try:
+        yield
+    except Unusable as problem:
+        found = problem
+    if float(mean_over_ranks(torch.tensor(float(found is not None)))):
+        raise found or Unusable("other_rank", "outputs could not be used on another rank")
+
+
+def _describe(step: int, before: float, promised: float, directions: int, cause: str) -> Acceleration:
+    """Losses are squares of residuals as far as a record goes."""
+    now, then = (sqrt(x) if isfinite(x) and x > 0 else 0.0 for x in (before, promised))
+    return Acceleration(step, now, then, rank=directions, history_len=directions, coefficient_norm=0.0, cause=cause)
