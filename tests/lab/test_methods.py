@@ -170,6 +170,68 @@ def test_the_loss_safeguard_gets_its_batch():
     assert stats["skipped_no_loss"] == 0
 
 
+def counted(method: str, task: str, **overrides: object) -> tuple[Training, list[tuple[int, ...]]]:
+    """A training, and what ``outputs`` was called with."""
+    training = Training(small(task, method, **overrides).resolve(), METHODS[method], 0)
+    outputs, calls = training.problem.outputs, []
+    training.problem.outputs = lambda *given: calls.append(given) or outputs(*given)
+    while not training.outcome:
+        training.advance()
+    return training, calls
+
+
+@pytest.mark.parametrize(("task", "factor"), [("burgers2d", 1), ("burgers2d", 3), ("burgers2d-fixed", 1)])
+def test_the_discrepancy_jumps_and_pays_for_every_forward_pass(task, factor):
+    training, calls = counted("discrepancy", task, steps=100, forward_cost=0.125, probe_factor=factor)
+    assert training.trainer.stats()["accepted"] > 0
+    assert training.step == training.trainer.steps + 0.125 * factor * len(calls)
+    assert {given[1] for given in calls} == {factor}
+    assert {given[0] for given in calls} < set(range(training.trainer.steps))
+    assert torch.equal(judged(training), weights(training.problem.model))
+
+
+@pytest.mark.parametrize("method", ["discrepancy", "discrepancy-weights"])
+def test_the_discrepancy_resumes_after_accelerations_bit_for_bit(method):
+    task = small("burgers2d", method, steps=100, probe_factor=2).resolve()
+    training, resumed = (Training(task, METHODS[method], 0) for _ in range(2))
+    while not training.outcome:
+        training.advance()
+        if not resumed.rows and training.step > 50:
+            assert training.trainer.stats()["extra_evaluations"] > 0
+            resumed.load_state_dict(copy.deepcopy(training.state_dict()))
+    while not resumed.outcome:
+        resumed.advance()
+    assert resumed.step == training.step
+    assert torch.equal(judged(resumed), judged(training))
+
+
+def test_the_discrepancy_books_what_the_lab_counts():
+    settings = METHODS["discrepancy"].make(TASKS["diabetes"](forward_cost=0.25, probe_factor=4),
+                                           torch.nn.Linear(2, 1), 0.1).optimizer.options.discrepancy  # fmt: skip
+    assert (settings.forward_cost, settings.loss) == (1.0, "mse")
+    assert settings.trains and not settings.evaluates
+
+
+def test_evaluation_weights_cost_forward_passes_and_leave_training_to_the_base():
+    training = train("discrepancy-weights", steps=60, forward_cost=0.125)
+    problem = start("digits", 0)
+    optimizer = torch.optim.Adam(problem.model.parameters(), lr=3e-3)
+    for step in range(training.trainer.steps):
+        optimizer.zero_grad()
+        problem.loss(step).backward()
+        optimizer.step()
+    assert torch.equal(weights(training.problem.model), weights(problem.model))
+    assert not torch.equal(judged(training), weights(problem.model))
+    assert training.step == training.trainer.steps + 0.125 * training.trainer.stats()["extra_evaluations"]
+    assert training.trainer.steps < 60
+
+
+def test_the_loss_safeguard_pays_for_two_forward_passes():
+    training = train("anderson", period=5, history_size=3, safeguard="loss", forward_cost=0.25, max_jump=1e9)
+    assert training.trainer.stats()["attempted"] > 0
+    assert training.step == training.trainer.steps + 0.5 * training.trainer.stats()["attempted"]
+
+
 @pytest.mark.parametrize(
     ("method", "settings", "factor"),
     [

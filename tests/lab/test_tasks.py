@@ -7,6 +7,7 @@ import pytest
 import torch
 from lab.shared import SMALL, need_data, start
 from sklearn.datasets import load_diabetes
+from torch.nn.functional import cross_entropy, mse_loss
 
 from torch_anderson.lab.tasks import TASKS
 from torch_anderson.lab.tasks.batches import Batches
@@ -43,6 +44,48 @@ def test_all_methods_of_a_seed_see_the_same_weights_and_batches_in_whatever_orde
     losses = {step: first.loss(step).item() for step in steps}
     assert {step: second.loss(step).item() for step in reversed(steps)} == losses
     assert other.loss(0).item() != losses[0]
+
+
+LOSSES = {
+    "residual": lambda *residuals: sum(residual.double().square().mean() for residual in residuals),
+    "mse": mse_loss,
+    "cross_entropy": cross_entropy,
+}
+
+
+@pytest.mark.parametrize("name", TASKS)
+def test_the_loss_follows_from_the_outputs_as_the_task_says(name):
+    need_data(name)
+    problem = start(name, seed=1)
+    with torch.no_grad():
+        assert LOSSES[TASKS[name].discrepancy](*problem.outputs(2)).item() == pytest.approx(
+            problem.loss(2).item(), rel=1e-5
+        )
+
+
+@pytest.mark.parametrize("name", [name for name in TASKS if name != "burgers2d-fixed"])
+def test_a_larger_batch_to_look_at_is_fresh_and_depends_on_seed_and_step_alone(name):
+    need_data(name)
+    first, second, other = start(name, seed=1), start(name, seed=1), start(name, seed=2)
+    with torch.no_grad():
+        first.loss(7)
+        large, present = first.outputs(3, 3), first.outputs(3)
+        assert [len(part) for part in large] == [3 * len(part) for part in present]
+        assert not torch.equal(large[0][: len(present[0])], present[0])
+        assert torch.equal(large[0], second.outputs(3, 3)[0])
+        assert not torch.equal(large[0], second.outputs(4, 3)[0])
+        assert not torch.equal(large[0], other.outputs(3, 3)[0])
+
+
+def test_no_row_is_looked_at_twice_and_there_are_no_more_than_all():
+    rows = Batches(rows=12, size=4, seed=0)(5, factor=4)
+    assert sorted(rows.tolist()) == list(range(12))
+
+
+@pytest.mark.parametrize(("name", "factor"), [("digits", 0), ("burgers2d", 0), ("burgers2d-fixed", 2)])
+def test_a_batch_that_cannot_be_looked_at_is_refused(name, factor):
+    with pytest.raises(ValueError, match="probe_factor"):
+        TASKS[name](probe_factor=factor)
 
 
 def test_an_epoch_has_each_row_once_and_differs_from_the_next():

@@ -15,7 +15,7 @@ from torch import nn
 from torch.optim import Optimizer
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
-from torch_anderson import Anderson
+from torch_anderson import Anderson, Discrepancy
 
 from .peers import adamw_cosine, has_reference, muon, reference, soap
 from .task import Task
@@ -62,6 +62,12 @@ def anderson(task: Task, model: nn.Module, rate: float, **options: Any) -> Train
 def anderson_default(task: Task, model: nn.Module, rate: float) -> Trainer:
     """Anderson with no option set."""
     return AndersonTrainer(task, model, Anderson(base(task, model, rate)))
+
+
+def discrepancy(task: Task, model: nn.Module, rate: float, use: str) -> Trainer:
+    """Anderson driven by the discrepancy, with no option set but what it is for and what a forward pass costs."""
+    driver = Discrepancy(task.discrepancy, use=use, forward_cost=task.forward_cost * task.probe_factor)
+    return AndersonTrainer(task, model, Anderson(base(task, model, rate), discrepancy=driver))
 
 
 def ema(task: Task, model: nn.Module, rate: float) -> Trainer:
@@ -192,6 +198,11 @@ METHODS = {
                applies=relaxes_and_averages),
         Method("anderson-default", "Anderson, our defaults", "ours", "Anderson(base) with no option set.",
                anderson_default),
+        Method("discrepancy", "discrepancy-driven", "ours", "Jumps that the model's outputs on a batch ask for.",
+               partial(discrepancy, use="training"), tuned=True),
+        Method("discrepancy-weights", "discrepancy, evaluation weights", "ours",
+               "Judged by the mixture of weights that batches like best; training is the base's.",
+               partial(discrepancy, use="evaluation"), tuned=True),
         Method("base-tuned", "base, tuned", "peer", "The base at a tuned learning rate.", plain, tuned=True),
         Method("ema", "EMA", "peer", f"Judged by an exponential moving average of the weights ({EMA_DECAY}).",
                ema, tuned=True),

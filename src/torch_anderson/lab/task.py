@@ -31,10 +31,11 @@ class Problem(ABC):
         """
 
     @abstractmethod
-    def outputs(self, step: int) -> tuple[Tensor, ...]:
+    def outputs(self, step: int, factor: int = 1) -> tuple[Tensor, ...]:
         """What the discrepancy compares on that batch: (predictions, targets), or residuals where they shall be zero.
 
-        The mean of squares or the cross-entropy of them, as ``Task.discrepancy`` says, is the loss.
+        The mean of squares or the cross-entropy of them, as ``Task.discrepancy`` says, is the loss. With a ``factor``
+        above 1, on a fresh batch so many times as large, which depends on the seed and the step alone as well.
         """
 
     @abstractmethod
@@ -83,6 +84,8 @@ class Task(ABC):
     """The base optimizer: adam, nesterov (momentum 0.9) or sgd."""
     forward_cost: float = 1 / 3
     """Of ``Problem.outputs`` without a graph, in gradients."""
+    probe_factor: int = 1
+    """Size of the batch that accelerations by the discrepancy look at, in batches; 1 for the step's own."""
     tol: float = 0.0
     """Stop when the loss on a batch is below this (the paper's stop test)."""
 
@@ -103,6 +106,10 @@ class Task(ABC):
     solver: str = "gram"
     max_jump: float = 2.0
     on_accept: str = "keep"
+
+    def __post_init__(self) -> None:
+        if self.probe_factor < 1:
+            raise ValueError(f"Invalid probe_factor: {self.probe_factor}. Allowed: 1 and more batches.")
 
     @abstractmethod
     def start(self, seed: int) -> Problem:

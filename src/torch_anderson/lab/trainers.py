@@ -93,16 +93,33 @@ class AndersonTrainer(Trainer):
 
     def __init__(self, task: Task, model: nn.Module, optimizer: Anderson) -> None:
         super().__init__(task, model, optimizer)
-        self.needs_loss = task.safeguard == "loss"
         self.sample: list[tuple[float, float]] = []
         self.seen = 0
         optimizer.register_acceleration_hook(self._look)
 
     def step(self, problem: Problem, step: int) -> tuple[float, float]:
-        """As the plain step; the loss goes along where the safeguard asks for it."""
-        if self.needs_loss:
-            self.optimizer.set_batch(loss_fn=partial(problem.loss, step))
-        return super().step(problem, step)
+        """As the plain step, with what a safeguard or a discrepancy may ask for; what they evaluate is paid for."""
+        factor = self.task.probe_factor
+        self.optimizer.set_batch(loss_fn=partial(problem.loss, step), outputs=partial(problem.outputs, step, factor))
+        before = self.evaluations
+        loss, cost = super().step(problem, step)
+        return loss, cost + self.evaluation_cost * (self.evaluations - before)
+
+    @property
+    def evaluations(self) -> int:
+        """Forward passes that Anderson has made."""
+        return self.optimizer.stats.counts["extra_evaluations"]
+
+    @property
+    def evaluation_cost(self) -> float:
+        """Of one of them: of a batch, or of what accelerations by the discrepancy look at."""
+        return self.task.forward_cost * (self.task.probe_factor if self.optimizer.options.discrepancy else 1)
+
+    def evaluation_weights(self) -> AbstractContextManager[None]:
+        """Those that Anderson keeps for it, if it does."""
+        discrepancy = self.optimizer.options.discrepancy
+        keeps = discrepancy is not None and discrepancy.evaluates
+        return self.optimizer.accelerated_weights(self.model) if keeps else nullcontext()
 
     def _look(self, acceleration: Acceleration) -> None:
         if self.seen % self.SAMPLE_EVERY == 0:
@@ -113,7 +130,7 @@ class AndersonTrainer(Trainer):
         """Anderson's counters, and medians over the run."""
         counts = {name: value for name, value in self.optimizer.stats.as_dict().items() if name not in PER_ACCELERATION}
         conditions, gains = zip(*self.sample, strict=True) if self.sample else ((), ())
-        medians = {"condition_number": conditions, "gain": gains}
+        medians = {"condition_number": [x for x in conditions if not math.isnan(x)], "gain": gains}
         return counts | {name: median(values) for name, values in medians.items() if values}
 
     def state_dict(self) -> dict[str, Any]:

@@ -8,6 +8,7 @@ on the latter.
 from abc import abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import lru_cache
 from math import pi
 from typing import Any, ClassVar, NamedTuple
 
@@ -22,7 +23,7 @@ from .pinn import Network, Operator
 from .points import boundary_points, generator, uniform_points
 from .product import Product
 
-TRAINING, VALIDATION, ERROR = range(3)
+TRAINING, VALIDATION, ERROR, PROBE = range(4)
 """What random points are for: each use has numbers of its own."""
 PRECISIONS = ("float32", "float64")
 
@@ -47,7 +48,7 @@ class BurgersProblem(Problem):
         self.model = Network(self.equation.dimensions, task.width, task.depth, task.activation, task.dtype)
         self.operator = Operator(self.model, task.viscosity)
         self.validation = self._draw(1 - task.training_share, VALIDATION)
-        self._present: tuple[int, Batch] | None = None
+        self._drawn = lru_cache(maxsize=2)(self._draw)
 
     def loss(self, step: int) -> Tensor:
         """MSE_u + MSE_f on the batch."""
@@ -55,17 +56,17 @@ class BurgersProblem(Problem):
         return mse_u + mse_f
 
     @torch.no_grad()
-    def outputs(self, step: int) -> tuple[Tensor, Tensor]:
+    def outputs(self, step: int, factor: int = 1) -> tuple[Tensor, Tensor]:
         """The misfits at the batch's points: of the solution, and of the equation."""
-        boundary, solution, interior, forcing = self.batch(step)
+        boundary, solution, interior, forcing = self.batch(step, factor)
         return self.model(boundary).double() - solution, self.operator(interior) - forcing
 
-    def batch(self, step: int) -> Batch:
-        """The points of this step."""
+    def batch(self, step: int, factor: int = 1) -> Batch:
+        """The points of this step; with a ``factor`` above 1 fresh ones, as many as in so many batches."""
+        if factor > 1:
+            return self._drawn(factor * self.task.training_share, PROBE, step)
         number = step // self.task.hold if self.task.hold else 0
-        if self._present is None or self._present[0] != number:
-            self._present = number, self._draw(self.task.training_share, TRAINING, number)
-        return self._present[1]
+        return self._drawn(self.task.training_share, TRAINING, number)
 
     @torch.no_grad()
     def evaluate(self) -> Metrics:
@@ -139,12 +140,15 @@ class Burgers(Task):
     """Of the network: float32 or float64. Solutions and errors are in float64."""
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         if self.precision not in PRECISIONS:
             raise ValueError(f"Invalid precision: {self.precision!r}. Allowed: {', '.join(PRECISIONS)}.")
         if not 0 < self.training_share < 1:
             raise ValueError(f"Invalid training_share: {self.training_share}. Allowed: between 0 and 1.")
         if self.hold < 0:
             raise ValueError(f"Invalid hold: {self.hold}. Allowed: 1 and more steps, or 0 for ever.")
+        if not self.hold and self.probe_factor > 1:
+            raise ValueError(f"Invalid probe_factor: {self.probe_factor}. Allowed: 1, where points are fixed (hold 0).")
         for name in ("boundary_points", "interior_points"):
             count = getattr(self, name)
             if not 0 < round(self.training_share * count) < count:

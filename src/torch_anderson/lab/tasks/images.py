@@ -32,9 +32,9 @@ class Classification(Problem):
         """Cross-entropy on the batch."""
         return cross_entropy(*self.outputs(step))
 
-    def outputs(self, step: int) -> tuple[Tensor, Tensor]:
+    def outputs(self, step: int, factor: int = 1) -> tuple[Tensor, Tensor]:
         """Logits and classes of the batch."""
-        batch = self.batches(step)
+        batch = self.batches(step, factor)
         return self.model(self.train_x[batch]), self.train_y[batch]
 
     def evaluate(self) -> Metrics:

@@ -40,9 +40,9 @@ class Regression(Problem):
         """Mean squared error on the batch."""
         return mse_loss(*self.outputs(step))
 
-    def outputs(self, step: int) -> tuple[Tensor, Tensor]:
+    def outputs(self, step: int, factor: int = 1) -> tuple[Tensor, Tensor]:
         """Predictions and targets of the batch."""
-        batch = self.batches(step)
+        batch = self.batches(step, factor)
         return self.model(self.train_x[batch]), self.train_y[batch]
 
     def evaluate(self) -> Metrics:
