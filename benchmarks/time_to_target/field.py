@@ -16,7 +16,7 @@ TUNING_SEEDS = (100, 101)
 
 SETTINGS: dict[str, dict[str, Any]] = {
     "burgers2d": {
-        "steps": 1500, "decay_every": 250, "decay_factor": 0.5, "evaluate_every": 15,
+        "steps": 3000, "decay_every": 500, "decay_factor": 0.5, "evaluate_every": 30,
         "interior_points": 1000, "boundary_points": 100, "training_share": 0.5,
     },
     "burgers2d-fixed": {
