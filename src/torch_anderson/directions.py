@@ -6,6 +6,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from .history import full_precision
 from .options import POWERS
 from .parameters import Views
 
@@ -33,7 +34,7 @@ class DirectionBlock(Views):
         return {"lengths_sq": self.lengths_sq}
 
     def reset(self) -> None:
-        """Forget all directions; the averages stay, as they are not measured from anything."""
+        """Forget all directions; the next average starts anew by itself."""
         self.directions.zero_()
         self.lengths_sq.zero_()
 
@@ -70,7 +71,8 @@ class DirectionBlock(Views):
 
     def combine(self, coefficients: Sequence[float]) -> Tensor:
         """The sum of the rows times their coefficients."""
-        return torch.mv(self.directions.t(), torch.tensor(coefficients, device=self.device, dtype=self.dtype))
+        with full_precision(self.device):
+            return torch.mv(self.directions.t(), torch.tensor(coefficients, device=self.device, dtype=self.dtype))
 
     def average(self, count: int) -> None:
         """Take the present weights into the averages, as the ``count``-th that they take in."""
@@ -82,7 +84,8 @@ class DirectionBlock(Views):
         """The present weights and the averages, in these shares."""
         present = self.read(0, self.n)
         rest = torch.tensor(shares[1:], device=self.device, dtype=self.dtype)
-        return torch.addmv(present, self.averages.t(), rest, beta=shares[0])
+        with full_precision(self.device):
+            return torch.addmv(present, self.averages.t(), rest, beta=shares[0])
 
     def _difference(self, row: int, before: Tensor) -> None:
         self.copy_to(self.directions[row])
@@ -96,6 +99,7 @@ class DirectionBlock(Views):
 
 def _in_memory_order(gradient: Tensor, param: Tensor) -> Tensor:
     """The gradient's numbers in the order in which the parameter's lie in memory."""
+    gradient = gradient.resolve_conj()
     if gradient.stride() != param.stride():
         gradient = torch.empty_like(param).copy_(gradient)
     real = torch.view_as_real(gradient) if gradient.is_complex() else gradient

@@ -69,6 +69,8 @@ class Discrepancy:
             self._refuse("use", ", ".join(map(repr, USES)))
         if self.probe not in PROBES:
             self._refuse("probe", ", ".join(map(repr, PROBES)))
+        if self.held_out not in (None, True, False):
+            self._refuse("held_out", "True, False or None")
         for name, most in {"budget": 0.9, "forward_cost": float("inf"), "damping": float("inf")}.items():
             value = getattr(self, name)
             if not isinstance(value, (int, float)) or not isfinite(value) or not 0 < value <= most:
@@ -205,23 +207,26 @@ def _squares(tensors: list[Tensor]) -> Outputs:
 def _half(tensor: Tensor) -> Tensor:
     """Half of the samples by lot, always the same: samples may come in a regular order."""
     samples = len(tensor) if tensor.dim() else 1
-    lots = torch.rand(samples, generator=torch.Generator().manual_seed(samples)) < 0.5
+    lots = torch.randperm(samples, generator=torch.Generator().manual_seed(samples)) % 2 == 0
     return lots.to(tensor.device).repeat_interleave(tensor.numel() // max(samples, 1))
 
 
 def _convex(kind: str | Callable[..., Tensor], tensors: list[Tensor]) -> Outputs:
     predictions, *rest = tensors
+    values = working(predictions).reshape(-1)
     loss: Callable[..., Tensor] = kind if callable(kind) else cross_entropy
+    # A function of the user's gets the type that it is made for: it may hold tensors, such as weights of classes.
+    dtype = values.dtype if callable(kind) else torch.float64
 
     def function(values: Tensor) -> Tensor:
-        return loss(values.view(predictions.shape), *rest)
+        return loss(values.to(dtype).view(predictions.shape), *rest).double()
 
-    return Outputs(working(predictions).reshape(-1), tuple(tensor.shape for tensor in tensors), Convex(function))
+    return Outputs(values, tuple(tensor.shape for tensor in tensors), Convex(function))
 
 
 def real(tensor: Tensor) -> Tensor:
     """Complex numbers as pairs, and at least in single precision."""
-    return working(torch.view_as_real(tensor) if tensor.is_complex() else tensor)
+    return working(torch.view_as_real(tensor.resolve_conj()) if tensor.is_complex() else tensor)
 
 
 def working(tensor: Tensor) -> Tensor:

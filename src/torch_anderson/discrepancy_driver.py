@@ -36,6 +36,8 @@ ENOUGH = 0.9
 """Of the promised fall: what the newer half of the differences must promise to be taken alone."""
 FEWEST = 2
 """Differences among the directions."""
+WROTE = "outputs changed the parameters; it must only evaluate the model"
+NO_OUTPUTS = "step() was given no outputs; give them with step(outputs=...) or set_batch(outputs=...)"
 
 
 class Probe:
@@ -49,13 +51,21 @@ class Probe:
         self.count = 0
 
     def __call__(self) -> Outputs:
-        """The outputs at the present weights; raises ``Unusable``."""
+        """The outputs at the present weights; raises ``Unusable``, on all ranks or on none.
+
+        Ranks agree after every evaluation: the model may talk to other ranks in its forward pass, so that all of them
+        have to make as many.
+        """
         self.count += 1
+        with agreeing():
+            return self._evaluate()
+
+    def _evaluate(self) -> Outputs:
         version = sum(p._version for p in self._params)
         found = self._outputs()
         self._rewind()
         if version != sum(p._version for p in self._params):
-            raise Unusable("outputs_wrote", "outputs changed the parameters; it must only evaluate the model")
+            raise Unusable("outputs_wrote", WROTE)
         outputs = read(self._loss, found)
         first = found if isinstance(found, Tensor) else found[0]
         self.half = first.dtype in (torch.float16, torch.bfloat16)
@@ -140,7 +150,7 @@ class DiscrepancyDriver(Driver[DirectionBlock]):
     def _accelerate(self, outputs: Callable[[], Any] | None) -> None:
         """Look along the directions and jump; whatever goes wrong, the weights are those of the plain step."""
         if outputs is None:
-            self._skip("no_outputs")
+            self._report(Unusable("no_outputs", NO_OUTPUTS))
             return
         rows = self._rows()
         with self._probing(outputs) as probe:
@@ -170,9 +180,8 @@ class DiscrepancyDriver(Driver[DirectionBlock]):
     def _jump(self, probe: Probe, rows: list[int]) -> None:
         """Model the outputs along the rows, and try the best combination of them with growing damping."""
         lengths = self._lengths()
-        with agreeing():
-            start = self._start(probe)
-            columns = self._columns(probe, start, rows, lengths)
+        start = self._start(probe)
+        columns = self._columns(probe, start, rows, lengths)
         model = reduced(start.misfit.model(start.values, columns), mean_over_ranks)
         before = float(total(model).loss)
         held_out = held_out_gain(model, self.damping) if self.settings.splits else inf
@@ -197,10 +206,18 @@ class DiscrepancyDriver(Driver[DirectionBlock]):
         """The outputs at the present weights, twice where they may be random."""
         start = probe()
         if self.suspicious:
-            apart = float(torch.linalg.vector_norm(probe().values - start.values))
-            if apart > REPEATABLE * float(torch.linalg.vector_norm(start.values)):
-                raise Unusable("random_outputs", "outputs returned other numbers when called again at the same weights")
+            again = probe()
+            with agreeing():
+                self._check_repeatable(start, again)
         return start
+
+    def _check_repeatable(self, start: Outputs, again: Outputs) -> None:
+        self._refresh()
+        if not all(torch.equal(block.read(0, block.n), block.iterate) for block in self.blocks):
+            raise Unusable("outputs_wrote", WROTE)  # through .data, which leaves no other trace
+        apart = float(torch.linalg.vector_norm(again.values - start.values))
+        if apart > REPEATABLE * float(torch.linalg.vector_norm(start.values)):
+            raise Unusable("random_outputs", "outputs returned other numbers when called again at the same weights")
 
     def _columns(self, probe: Probe, start: Outputs, rows: list[int], lengths: list[float]) -> Tensor:
         """How the outputs change along each row, per unit of length."""
@@ -264,9 +281,12 @@ class DiscrepancyDriver(Driver[DirectionBlock]):
         enough = promised_fall(fewer, self.damping) >= ENOUGH * promised_fall(model, self.damping)
         self.width = max(self.width // 2, FEWEST) if enough else min(self.width * 2, m)
 
-    def _give_up(self, problem: Unusable) -> None:
+    def _report(self, problem: Unusable) -> None:
         self._skip(problem.cause)
         self._tell_once(f"Anderson makes plain steps: {problem}.", logging.WARNING)
+
+    def _give_up(self, problem: Unusable) -> None:
+        self._report(problem)
         self.ledger.wait = max(2 * self.ledger.wait, self.settings.period)
         self.suspicious = True
 
@@ -291,16 +311,15 @@ class DiscrepancyDriver(Driver[DirectionBlock]):
         """Let the batch judge present weights and averages, before it is trained on."""
         self.since_mixture = 0
         if outputs is None:
-            self._skip("no_outputs")
+            self._report(Unusable("no_outputs", NO_OUTPUTS))
             return
         self._keep_iterates()
         with self._probing(outputs) as probe:
             try:
-                with agreeing():
-                    found = [probe()]
-                    for i in range(len(POWERS)):
-                        self._place(lambda block, i=i: block.averages[i])  # type: ignore[misc]
-                        found.append(probe())
+                found = [probe()]
+                for i in range(len(POWERS)):
+                    self._place(lambda block, i=i: block.averages[i])  # type: ignore[misc]
+                    found.append(probe())
                 self.mixture.learn(found, mean_over_ranks)
             except Unusable as problem:
                 self._give_up(problem)
@@ -335,7 +354,7 @@ class DiscrepancyDriver(Driver[DirectionBlock]):
         """Nothing is under way between two steps."""
 
     def _forget(self) -> None:
-        self.stores = self.jumped = 0
+        self.stores = self.jumped = self.averaged = 0
         super()._forget()
 
     def numbers(self, block: DirectionBlock) -> list[float]:

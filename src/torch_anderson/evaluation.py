@@ -18,7 +18,7 @@ def leaving_no_trace(params: Sequence[Tensor]) -> Iterator[Callable[[], None]]:
 
     Yields a function that sets random state and buffers back to how they were, between two evaluations.
     """
-    devices = sorted({p.device.index for p in params if p.device.type == "cuda"})
+    devices = _cuda_devices(params)
     buffers: dict[tuple[int, str], tuple[torch.nn.Module, Tensor, Tensor]] = {}
 
     def keep_buffers(module: torch.nn.Module, _: Any) -> None:
@@ -49,6 +49,10 @@ def leaving_no_trace(params: Sequence[Tensor]) -> Iterator[Callable[[], None]]:
         rewind()
 
 
+def _cuda_devices(params: Iterable[Tensor]) -> list[int]:
+    return sorted({p.device.index for p in params if p.device.type == "cuda"})
+
+
 @contextmanager
 def without_graph(params: Sequence[Tensor]) -> Iterator[None]:
     """No graph back to the parameters; a function may still differentiate in its inputs, as a PINN does."""
@@ -69,12 +73,26 @@ def batch_statistics(model: torch.nn.Module | None, batches: Iterable[Any] | Non
         yield
         return
     kept = {name: buffer.detach().clone() for name, buffer in model.named_buffers()}
-    update_bn(batches, model)
     try:
+        with _behaving_alike(model), torch.random.fork_rng(_cuda_devices(model.parameters())):  # dropout draws
+            update_bn(batches, model)
         yield
     finally:
         for name, buffer in model.named_buffers():
             buffer.detach().copy_(kept[name])
+
+
+@contextmanager
+def _behaving_alike(model: torch.nn.Module) -> Iterator[None]:
+    """Modes and momenta of all layers end as they began: some of them may be frozen in a model that trains."""
+    kept = [(module, module.training, getattr(module, "momentum", None)) for module in model.modules()]
+    try:
+        yield
+    finally:
+        for module, training, momentum in kept:
+            module.training = training
+            if hasattr(module, "momentum"):
+                module.momentum = momentum  # type: ignore[assignment]
 
 
 def evaluate(loss_fn: LossFn, params: Sequence[Tensor]) -> float:

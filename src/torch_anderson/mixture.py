@@ -1,7 +1,7 @@
 """Weights to evaluate with: the mixture of present weights and averages that a batch likes best."""
 
 from collections.abc import Sequence
-from math import exp
+from math import exp, isfinite
 
 import torch
 
@@ -28,14 +28,15 @@ class Mixture:
 
     def learn(self, outputs: Sequence[Outputs], reduce: Reduce) -> None:
         """Take in a batch, by its outputs at each point; those of a mixture are taken to be the mixture of them."""
-        rows = torch.stack([output.values for output in outputs])
+        rows = torch.stack([output.values for output in outputs]).double()
         slopes = outputs[0].misfit.slopes(rows.new_tensor(self.shares) @ rows)
-        products = reduce((rows @ slopes).double()).tolist()
-        spread = max(products) - min(products)
-        self.spread = max(spread, SMOOTHING * self.spread)
-        if not 0 < self.spread < float("inf"):
+        products = reduce(rows @ slopes).tolist()
+        if not all(map(isfinite, products)):
             return
         lowest = min(products)
+        self.spread = max(max(products) - lowest, SMOOTHING * self.spread)
+        if not self.spread:
+            return
         grown = [
             max(share * exp(-SPEED * (slope - lowest) / self.spread), FLOOR)
             for share, slope in zip(self.shares, products, strict=True)

@@ -1,7 +1,7 @@
 """The best combination of a few directions, by a damped model of the loss in their coefficients."""
 
 from collections.abc import Callable
-from math import log
+from math import inf, log
 from typing import NamedTuple
 
 import torch
@@ -71,7 +71,7 @@ def minimize(
     coefficients = damped(start.gradient, start.hessian, damping)
     loss = float(promise(start, coefficients))
     for _ in range(NEWTON_STEPS - 1 if isinstance(misfit, Convex) else 0):
-        here = total(reduced(misfit.model(values + columns.T @ coefficients.to(columns.dtype), columns), reduce))
+        here = total(reduced(misfit.model(values + columns.double().T @ coefficients, columns), reduce))
         loss = float(here.loss)
         hessian = here.hessian + torch.diag(penalty)
         move = damped(here.gradient + penalty * coefficients, hessian, 0.0)
@@ -84,11 +84,11 @@ def minimize(
 def held_out_gain(model: Model, damping: float) -> float:
     """log(loss / promised loss) where each half of the batch is judged by coefficients that fit the other.
 
-    What fits the noise of one half alone makes the other worse. With one part only there is nothing to hold out.
+    What fits the noise of one half alone makes the other worse. With one part only there is nothing to hold out, and
+    no bound on the gain.
     """
     if len(model.loss) < 2:
-        fitted = total(model)
-        return _gain(fitted, damped(fitted.gradient, fitted.hessian, damping))
+        return inf
     parts = [Model(*part) for part in zip(*model, strict=True)]
     return sum(_gain(judge, damped(fit.gradient, fit.hessian, damping)) for fit, judge in (parts, parts[::-1])) / 2
 
