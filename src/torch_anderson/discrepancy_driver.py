@@ -153,13 +153,16 @@ class DiscrepancyDriver(Driver[DirectionBlock]):
             self._report(Unusable("no_outputs", NO_OUTPUTS))
             return
         rows = self._rows()
+        conclusion = None
         with self._probing(outputs) as probe:
             try:
-                self._jump(probe, rows)
+                conclusion = self._jump(probe, rows)
             except Unusable as problem:
                 self._give_up(problem)
             self.stats.counts["extra_evaluations"] += probe.count
         self.since_jump = 0
+        if conclusion:  # hooks and momentum find parameters as they are trained
+            self._conclude(*conclusion)
 
     def _rows(self) -> list[int]:
         """The directions in use: newest differences first, jumps, the present step and the gradient."""
@@ -177,7 +180,7 @@ class DiscrepancyDriver(Driver[DirectionBlock]):
         """Of all rows, over all blocks."""
         return sum(block.lengths_sq.cpu() for block in self.blocks).sqrt().tolist()  # type: ignore[union-attr,return-value]
 
-    def _jump(self, probe: Probe, rows: list[int]) -> None:
+    def _jump(self, probe: Probe, rows: list[int]) -> tuple[Decision, Callable[[], Acceleration]]:
         """Model the outputs along the rows, and try the best combination of them with growing damping."""
         lengths = self._lengths()
         start = self._start(probe)
@@ -200,7 +203,7 @@ class DiscrepancyDriver(Driver[DirectionBlock]):
         self._adapt_width(model, rows)
         self.suspicious = not decision.accepted
         self.stats.counts["attempted"] += 1
-        self._conclude(decision, partial(_describe, self.k, before, promised, len(rows), decision.cause))
+        return decision, partial(_describe, self.k, before, promised, len(rows), decision.cause)
 
     def _start(self, probe: Probe) -> Outputs:
         """The outputs at the present weights, twice where they may be random."""
