@@ -165,13 +165,9 @@ class Convex:
     def model(self, values: Tensor, columns: Tensor) -> Model:
         """Around these outputs, which the coefficients change along the rows of ``columns``."""
         values, columns = values.double(), columns.double()
-        slopes = torch.func.grad(self.function)
-
-        def bend(direction: Tensor) -> Tensor:
-            return torch.func.jvp(slopes, (values,), (direction,))[1]  # type: ignore[no-any-return]
-
-        hessian = torch.func.vmap(bend)(columns) @ columns.T
-        return Model(self.function(values)[None], (columns @ slopes(values))[None], hessian[None])
+        slopes, bend = torch.func.vjp(torch.func.grad(self.function), values)  # type: ignore[misc]
+        hessian = torch.func.vmap(bend)(columns)[0] @ columns.T  # twice backward: several losses cannot go forward
+        return Model(self.function(values)[None], (columns @ slopes)[None], hessian[None])
 
 
 def read(kind: str | Callable[..., Tensor], found: Any) -> Outputs:
