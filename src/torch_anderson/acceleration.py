@@ -55,14 +55,14 @@ class ResidualDriver(Driver[Block]):
     def step(self, closure: Callable[[], Any] | None, batch: Batch) -> Any:
         """One base step, then what Anderson acceleration makes of it."""
         if not self.enabled:
-            return self.base.step(closure)
+            return self.base_step(closure, batch)[0]
         self._look_around()
         if not self.has_learning_rate():
             return self._idle_step(closure)
         k = self.k + 1
         measured = self._begins_pair(k) and self._keep_iterates()
         group_values = base_state.group_values(self.base) if self.pending else []
-        loss = self.base.step(closure)
+        loss, batch = self.base_step(closure, batch)
         if measured or self.pair_steps:
             self._refresh()  # the base may have given the parameters other memory
         if not self._moved(measured):

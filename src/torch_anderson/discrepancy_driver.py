@@ -102,7 +102,7 @@ class DiscrepancyDriver(Driver[DirectionBlock]):
     def step(self, closure: Callable[[], Any] | None, batch: Batch) -> Any:
         """One base step, then a jump where the model's outputs show a better place."""
         if not self.enabled:
-            return self.base.step(closure)
+            return self.base_step(closure, batch)[0]
         self._look_around()
         if not self.has_learning_rate():
             return self._idle_step(closure)
@@ -110,8 +110,8 @@ class DiscrepancyDriver(Driver[DirectionBlock]):
         if due:
             self._keep_iterates()
         if self._mixture_is_due():
-            self._learn_mixture(batch.outputs)
-        loss = self.base.step(closure)
+            closure = self._learn_before_training(closure, batch.outputs or self.next_batch.outputs)
+        loss, batch = self.base_step(closure, batch)
         if due:
             self._refresh()
         if not self._moved(due):
@@ -309,6 +309,22 @@ class DiscrepancyDriver(Driver[DirectionBlock]):
     def _mixture_is_due(self) -> bool:
         cost = (1 + len(POWERS)) * self.settings.forward_cost
         return self.settings.evaluates and self.averaged > 0 and self.since_mixture * EVALUATION_SHARE >= cost
+
+    def _learn_before_training(
+        self, closure: Callable[[], Any] | None, outputs: Callable[[], Any] | None
+    ) -> Callable[[], Any] | None:
+        """Learn from the batch now, or where only the closure gives it, there; returns the closure to train with."""
+        if outputs is not None or closure is None:
+            self._learn_mixture(outputs)
+            return closure
+
+        def learning() -> Any:
+            loss = closure()
+            if self._mixture_is_due():  # at the first of several calls
+                self._learn_mixture(self.next_batch.outputs)
+            return loss
+
+        return learning
 
     def _learn_mixture(self, outputs: Callable[[], Any] | None) -> None:
         """Let the batch judge present weights and averages, before it is trained on."""

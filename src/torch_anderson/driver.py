@@ -67,10 +67,14 @@ class Driver(ABC, Generic[Memory]):
     def cancel(self) -> None:
         """Drop what does not survive weights that come from elsewhere."""
 
-    def take_batch(self, batch: Batch) -> Batch:
-        """What is given with the step, and where nothing is, what was given ahead, once."""
+    def base_step(self, closure: Callable[[], Any] | None, batch: Batch) -> tuple[Any, Batch]:
+        """The base step, and what belongs to its batch: given with the step, or else ahead, for one step only.
+
+        Ahead may be as late as in the closure, where some frameworks evaluate the model.
+        """
+        loss = self.base.step(closure)
         ahead, self.next_batch = self.next_batch, Batch()
-        return Batch(batch.loss_fn or ahead.loss_fn, batch.outputs or ahead.outputs)
+        return loss, Batch(batch.loss_fn or ahead.loss_fn, batch.outputs or ahead.outputs)
 
     def has_learning_rate(self) -> bool:
         """Whether a step can change anything."""

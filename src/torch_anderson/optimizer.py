@@ -159,7 +159,7 @@ class Anderson(Optimizer):
             outputs: for ``discrepancy``, the model's outputs on this step's batch or any other, as a function of the
                 present weights: (predictions, targets), or residuals. Called on some steps only, several times.
         """
-        return self._accelerator.step(closure, self._accelerator.take_batch(Batch(loss_fn, outputs)))
+        return self._accelerator.step(closure, Batch(loss_fn, outputs))
 
     def set_batch(self, *, loss_fn: LossFn | None = None, outputs: Callable[[], Any] | None = None) -> None:
         """Give what belongs to a batch to the next step, where a framework owns the call of ``step``."""
