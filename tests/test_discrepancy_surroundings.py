@@ -134,21 +134,53 @@ def test_a_layer_frozen_on_the_way_stays_as_it_is():
 # ------------------------------------------------------------------------------- how steps are made elsewhere
 
 
-def test_a_closure_and_a_batch_given_ahead_are_a_plain_loop():
-    (model, optimizer), (twin, expected) = driven("adamw_foreach"), driven("adamw_foreach")
+@pytest.mark.parametrize("when", ["ahead", "in the closure"])
+@pytest.mark.parametrize("options", [EAGER, BOTH], ids=["training", "both"])
+def test_a_batch_that_is_not_given_with_the_step_serves_as_if_it_were(when, options):
+    """Lightning calls the user's function in the closure, so that it comes after the step has begun."""
+    (model, optimizer), (twin, expected) = driven("adamw_foreach", **options), driven("adamw_foreach", **options)
     train(twin, expected, 20)
     for i in range(20):
+        give = lambda i=i: optimizer.set_batch(outputs=lambda: predictions(model, i))  # noqa: E731
 
-        def closure(i=i):
+        def closure(i=i, give=give):
             optimizer.zero_grad()
             loss = loss_of(model, i)
             loss.backward()
+            if when == "in the closure":
+                give()
             return loss
 
-        optimizer.set_batch(outputs=lambda i=i: predictions(model, i))
+        if when == "ahead":
+            give()
         assert optimizer.step(closure) > 0
     assert_same(weights(model), weights(twin))
+    assert_same(evaluated(model, optimizer), evaluated(twin, expected))
     assert counts(optimizer) == counts(expected)
+
+
+@pytest.mark.parametrize("options", [{"discrepancy": Discrepancy("mse", **EAGER)}, {"safeguard": "loss", "period": 3}])
+def test_a_batch_given_in_the_closure_is_the_one_of_this_step_and_no_other(options):
+    model = make_model(dtype=torch.float64)
+    optimizer = Anderson(SGD(model.parameters(), lr=0.1), **options)
+    seen = []
+    for i in range(12):
+
+        def look(found, i=i):
+            assert i == len(seen) - 1
+            return found
+
+        def closure(i=i, look=look):
+            optimizer.zero_grad()
+            loss = loss_of(model, i)
+            loss.backward()
+            optimizer.set_batch(outputs=lambda: look(predictions(model, i)), loss_fn=lambda: look(loss_of(model, i)))
+            seen.append(i)
+            return loss
+
+        optimizer.step(closure)
+    assert optimizer.stats.counts["extra_evaluations"] > 0
+    assert optimizer.stats.counts["skipped_no_outputs"] == optimizer.stats.counts["skipped_no_loss"] == 0
 
 
 @pytest.mark.parametrize("base", ["lbfgs", "list_state", "group_counter", "adagrad", "adamw_fused"])
