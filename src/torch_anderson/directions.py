@@ -12,12 +12,12 @@ from .parameters import Views
 
 
 class DirectionBlock(Views):
-    """Rows of ``directions``: differences of stored iterates, accepted jumps, the present step, the gradient."""
+    """Rows of ``directions``: differences of stored iterates, accepted jumps, the present step and the gradient."""
 
-    def __init__(self, group: int, params: Sequence[Tensor], *, differences: int, jumps: int, averages: int):
+    def __init__(self, group: int, params: Sequence[Tensor], *, rows: int, averages: int):
         super().__init__(group, params)
-        self.directions = self._rows(differences + jumps + 2)
-        self.stored = self._rows(1)[0]  # the iterate from which the next difference is taken
+        self.directions = self._rows(rows)
+        self.stored = self._rows(min(rows, 1))  # the iterate from which the next difference is taken, in a row
         self.averages = self._rows(averages)
         self.lengths_sq = torch.zeros(len(self.directions), device=self.device, dtype=torch.float64)
 
@@ -26,8 +26,8 @@ class DirectionBlock(Views):
 
     def vectors(self) -> dict[str, Tensor]:
         """Directions, and the points that they are measured from."""
-        kept = {"directions": self.directions, "stored": self.stored, **super().vectors()}
-        return kept | ({"averages": self.averages} if len(self.averages) else {})
+        kept = {"directions": self.directions, "stored": self.stored, "averages": self.averages}
+        return {name: rows for name, rows in kept.items() if len(rows)} | super().vectors()
 
     def shared(self) -> dict[str, Tensor]:
         """Squared lengths of the rows."""
@@ -43,11 +43,11 @@ class DirectionBlock(Views):
 
     def keep_stored(self) -> None:
         """Measure the next difference from the present weights."""
-        self.copy_to(self.stored)
+        self.copy_to(self.stored[0])
 
     def store_difference(self, row: int) -> None:
         """Put present - stored weights into a row."""
-        self._difference(row, self.stored)
+        self._difference(row, self.stored[0])
         self.keep_stored()
 
     def store_step(self, row: int) -> None:

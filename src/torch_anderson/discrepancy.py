@@ -209,7 +209,7 @@ def _half(tensor: Tensor) -> Tensor:
 
 def _convex(kind: str | Callable[..., Tensor], tensors: list[Tensor]) -> Outputs:
     predictions, *rest = tensors
-    values = working(predictions).reshape(-1)
+    values = working(predictions).reshape(-1).clone()  # a model may use the memory of its outputs again
     loss: Callable[..., Tensor] = kind if callable(kind) else cross_entropy
     # A function of the user's gets the type that it is made for: it may hold tensors, such as weights of classes.
     dtype = values.dtype if callable(kind) else torch.float64

@@ -138,10 +138,11 @@ class DiscrepancyDriver(Driver[DirectionBlock]):
         """Add the difference from the iterate stored before, and take the present one into the averages."""
         self.ensure_blocks()
         self._refresh()
-        row = (self.stores - 1) % self.settings.history_size
-        for block in self.blocks:
-            block.store_difference(row) if self.stores else block.keep_stored()
-        self.stores += 1
+        if self.settings.trains:
+            row = (self.stores - 1) % self.settings.history_size
+            for block in self.blocks:
+                block.store_difference(row) if self.stores else block.keep_stored()
+            self.stores += 1
         if self.settings.evaluates:
             self.averaged += 1
             for block in self.blocks:
@@ -363,11 +364,8 @@ class DiscrepancyDriver(Driver[DirectionBlock]):
 
     def build_blocks(self) -> list[DirectionBlock]:
         """Without a direction."""
-        s = self.settings
-        averages = len(POWERS) if s.evaluates else 0
-        return build_blocks(
-            self.base.param_groups, DirectionBlock, differences=s.history_size, jumps=s.jumps, averages=averages
-        )
+        rows, averages = (count for _, count in self.options.rows.values())
+        return build_blocks(self.base.param_groups, DirectionBlock, rows=rows, averages=averages)
 
     def cancel(self) -> None:
         """Nothing is under way between two steps."""

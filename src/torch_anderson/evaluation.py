@@ -1,7 +1,8 @@
 """Evaluating a loss in the middle of training, leaving no trace."""
 
+import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
 import torch
@@ -41,12 +42,19 @@ def leaving_no_trace(params: Sequence[Tensor]) -> Iterator[Callable[[], None]]:
     try:
         for p in params:
             p.grad = None
-        yield rewind
+        with _as_written():
+            yield rewind
     finally:
         hook.remove()
         for p, gradient in zip(params, gradients, strict=True):
             p.grad = gradient
         rewind()
+
+
+def _as_written() -> AbstractContextManager[Any]:
+    """Evaluates compiled models without their compiled code: for our hook and for parameters that want no gradient they
+    would be compiled anew, time and again."""
+    return torch.compiler.set_stance("force_eager") if "torch._dynamo" in sys.modules else nullcontext()
 
 
 def _cuda_devices(params: Iterable[Tensor]) -> list[int]:

@@ -77,9 +77,10 @@ class Options:
         """Matrices kept for a parameter: the option that says how many rows they have, and the number."""
         if self.discrepancy is None:
             return {"map_diffs": ("history_size", self.history_size), "window": ("average_window", self.window_rows)}
-        directions = self.discrepancy.history_size + self.discrepancy.jumps + 2
-        averages = len(POWERS) if self.discrepancy.evaluates else 0
-        return {"directions": ("history_size or jumps", directions), "averages": ("use", averages)}
+        trains, evaluates = self.discrepancy.trains, self.discrepancy.evaluates
+        directions = self.discrepancy.history_size + self.discrepancy.jumps + 2 if trains else 0
+        averages = len(POWERS) if evaluates else 0
+        return {"directions": ("history_size, jumps or use", directions), "averages": ("use", averages)}
 
     def _check_together(self) -> None:
         if self.residual == "cycle":

@@ -17,7 +17,7 @@ from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
 from torch_anderson import Anderson, Discrepancy
 
-from .peers import adamw_cosine, has_reference, muon, reference, soap
+from .peers import adamw_cosine, has_reference, muon, reference, soap, soap_optimizer
 from .task import Task
 from .trainers import (
     AndersonTrainer,
@@ -64,10 +64,17 @@ def anderson_default(task: Task, model: nn.Module, rate: float) -> Trainer:
     return AndersonTrainer(task, model, Anderson(base(task, model, rate)))
 
 
-def discrepancy(task: Task, model: nn.Module, rate: float, use: str) -> Trainer:
+def discrepancy(
+    task: Task, model: nn.Module, rate: float, use: str, optimizer: Callable[[Task, nn.Module, float], Optimizer] = base
+) -> Trainer:
     """Anderson driven by the discrepancy, with no option set but what it is for and what a forward pass costs."""
     driver = Discrepancy(task.discrepancy, use=use, forward_cost=task.forward_cost * task.probe_factor)
-    return AndersonTrainer(task, model, Anderson(base(task, model, rate), discrepancy=driver))
+    return AndersonTrainer(task, model, Anderson(optimizer(task, model, rate), discrepancy=driver))
+
+
+def discrepancy_soap(task: Task, model: nn.Module, rate: float) -> Trainer:
+    """On SOAP: jumps for a PINN, weights to evaluate with for mini-batches."""
+    return discrepancy(task, model, rate, "training" if task.pinn else "evaluation", soap_optimizer)
 
 
 def ema(task: Task, model: nn.Module, rate: float) -> Trainer:
@@ -203,6 +210,9 @@ METHODS = {
         Method("discrepancy-weights", "discrepancy, evaluation weights", "ours",
                "Judged by the mixture of weights that batches like best; training is the base's.",
                partial(discrepancy, use="evaluation"), tuned=True),
+        Method("discrepancy-soap", "discrepancy on SOAP", "ours",
+               "The same on SOAP: jumps for a PINN, evaluation weights for mini-batches.",
+               discrepancy_soap, tuned=True),
         Method("base-tuned", "base, tuned", "peer", "The base at a tuned learning rate.", plain, tuned=True),
         Method("ema", "EMA", "peer", f"Judged by an exponential moving average of the weights ({EMA_DECAY}).",
                ema, tuned=True),

@@ -30,10 +30,15 @@ def adamw_cosine(task: Task, model: nn.Module, rate: float) -> Trainer:
 
 
 def soap(task: Task, model: nn.Module, rate: float) -> Trainer:
-    """SOAP in place of the base, without weight decay as the base has none."""
+    """SOAP in place of the base."""
+    return Trainer(task, model, soap_optimizer(task, model, rate))
+
+
+def soap_optimizer(task: Task, model: nn.Module, rate: float) -> Optimizer:
+    """SOAP, without weight decay as the base has none."""
     from pytorch_optimizer import SOAP
 
-    return Trainer(task, model, SOAP(model.parameters(), lr=rate, weight_decay=0.0))
+    return SOAP(model.parameters(), lr=rate, weight_decay=0.0)  # type: ignore[no-any-return]
 
 
 def muon(task: Task, model: nn.Module, rate: float) -> Trainer:
