@@ -92,6 +92,21 @@ def test_no_graph_reaches_the_parameters_but_inputs_can_be_differentiated():
     assert optimizer.stats.counts["accepted"] > 0
 
 
+@pytest.mark.parametrize("loss", ["mse", nn.functional.mse_loss])
+def test_a_model_may_use_the_memory_of_its_outputs_again(loss):
+    (model, optimizer), (twin, expected) = driven(loss=loss), driven(loss=loss)
+    memory = torch.empty(32, 1, dtype=torch.float64)
+    train(
+        model,
+        optimizer,
+        12,
+        outputs=lambda model, i: (memory.copy_(predictions(model, i)[0]), batch(i, memory.dtype)[1]),
+    )
+    train(twin, expected, 12)
+    assert expected.stats.counts["accepted"] > 0
+    assert_same(weights(model), weights(twin))
+
+
 @pytest.mark.parametrize("call", [1, 2, 4])
 @pytest.mark.parametrize("use", ["training", "both"])
 def test_an_error_in_the_function_reaches_the_user_with_the_weights_of_the_plain_step(call, use):

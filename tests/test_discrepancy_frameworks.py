@@ -17,6 +17,19 @@ from torch_anderson import Anderson, Discrepancy
 
 pytestmark = pytest.mark.slow
 
+
+class Net(nn.Module):
+    """With statistics of batches in buffers."""
+
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(0)
+        self.layers = nn.Sequential(nn.Linear(4, 8), nn.BatchNorm1d(8), nn.Tanh(), nn.Linear(8, 1)).double()
+
+    def forward(self, x):
+        return self.layers(x)
+
+
 # ------------------------------------------------------------------------------------------ several processes
 
 BAD_STEP = 12
@@ -40,9 +53,7 @@ def one_process(rank, folder, options, bad):
     os.environ["GLOO_SOCKET_IFNAME"] = "lo"
     torch.set_num_threads(1)
     dist.init_process_group("gloo", init_method=f"file://{folder}/meeting", rank=rank, world_size=2)
-    torch.manual_seed(0)
-    model = nn.Sequential(nn.Linear(4, 8), nn.BatchNorm1d(8), nn.Tanh(), nn.Linear(8, 1)).double()
-    model = DistributedDataParallel(model)  # sends buffers around in its forward pass
+    model = DistributedDataParallel(Net())  # sends buffers around in its forward pass
     optimizer = Anderson(SGD(model.parameters(), lr=0.1), discrepancy=Discrepancy("mse", **options))
     for i in range(30):
         x, y = batch_of(rank, i)
@@ -81,19 +92,24 @@ def test_outputs_that_one_rank_cannot_use_make_plain_steps_on_all(tmp_path):
 # ------------------------------------------------------------------------------------------------- compilation
 
 
-def test_a_compiled_model_is_driven_as_the_eager_one():
+@pytest.mark.parametrize("in_place", [False, True])
+def test_a_compiled_model_is_compiled_once_and_driven_as_the_eager_one(in_place):
     torch._dynamo.reset()
-    (model, optimizer), (twin, eager) = driven(), driven()
-    compiled = torch.compile(model, backend="eager")
-    for i in range(15):
+    torch._dynamo.utils.counters.clear()
+    (model, optimizer), (twin, eager) = driven(model=Net()), driven(model=Net())
+    compiled = model if in_place else torch.compile(model, backend="eager", fullgraph=True)
+    if in_place:
+        model.compile(backend="eager", fullgraph=True)
+    for i in range(20):
         optimizer.zero_grad()
         x, y = batch(i, torch.float64)
         (compiled(x) - y).square().mean().backward()
         optimizer.step(outputs=lambda x=x, y=y: (compiled(x), y))
         train(twin, eager, i + 1, start=i)
-    torch.testing.assert_close(weights(model), weights(twin))
-    assert counts(optimizer) == counts(eager)
     assert optimizer.stats.counts["accepted"] > 0
+    assert counts(optimizer) == counts(eager)
+    torch.testing.assert_close(model.state_dict(), twin.state_dict())
+    assert torch._dynamo.utils.counters["stats"]["unique_graphs"] == 1
 
 
 # ------------------------------------------------------------------------------------ frameworks that own step
