@@ -42,7 +42,7 @@ STYLES = {
     "anderson-default": Style(SKY),
     "discrepancy": Style(ORANGE),
     "discrepancy-weights": Style(ORANGE, "dash"),
-    "discrepancy-soap": Style(ORANGE, "dot"),
+    "discrepancy-soap": Style(PURPLE),
     "ema": Style(PURPLE, "dot"),
     "swa": Style(ORANGE, "dot"),
     "lookahead": Style(SKY, "dot"),
