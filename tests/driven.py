@@ -8,8 +8,10 @@ from torch_anderson import Anderson, Discrepancy
 
 EAGER = {"history_size": 4, "store_period": 1, "period": 2, "jumps": 2, "budget": 0.9, "held_out": False}
 """Jumps early and often."""
+ASIDE = {**EAGER, "use": "evaluation", "forward_cost": 0.02}
+"""Training goes on undisturbed; weights to evaluate with are looked for every few steps."""
 BOTH = {**EAGER, "use": "both", "forward_cost": 0.02}
-"""Looks for weights to evaluate with as well, every few steps."""
+"""Both at once."""
 
 
 def driven(base="sgd", loss="mse", dtype=torch.float64, model=None, **options):

@@ -5,7 +5,7 @@ from math import exp
 
 import pytest
 import torch
-from driven import BOTH, EAGER, driven, train, trained_plainly
+from driven import ASIDE, BOTH, driven, train, trained_plainly
 from torch import nn
 from torch.optim import SGD, Adam
 from training import BASES, assert_same, make_model, weights
@@ -14,9 +14,6 @@ from torch_anderson import Anderson, Discrepancy
 from torch_anderson.discrepancy import read
 from torch_anderson.mixture import FLOOR, SPEED, Mixture
 from torch_anderson.options import POWERS
-
-ASIDE = {**EAGER, "use": "evaluation", "forward_cost": 0.02}
-"""Training goes on undisturbed; the mixture is learnt every few steps."""
 
 
 def accelerated(model, optimizer, *given):
