@@ -2,7 +2,7 @@
 
 import torch
 from torch.optim import SGD
-from training import BASES, batch, loss_of, make_model
+from training import BASES, batch, loss_of, make_model, weights
 
 from torch_anderson import Anderson, Discrepancy
 
@@ -42,6 +42,14 @@ def trained_plainly(steps, base="sgd", dtype=torch.float64, model=None, objectiv
     return model
 
 
+def evaluated(model, optimizer):
+    """The weights to evaluate with, where there are any."""
+    if not optimizer.options.discrepancy.evaluates:
+        return []
+    with optimizer.accelerated_weights():
+        return weights(model)
+
+
 class Cone:
     """Outputs that are best at the weights after the base step: their loss rises in every direction."""
 
@@ -53,10 +61,10 @@ class Cone:
         self.reference = None
 
     def __call__(self, model, i):
-        weights = torch.cat([p.detach().reshape(-1) for p in model.parameters()])
-        self.reference = weights.clone() if self.reference is None else self.reference
+        present = torch.cat([p.detach().reshape(-1) for p in model.parameters()])
+        self.reference = present.clone() if self.reference is None else self.reference
         values, targets = self.outputs(model, i)
-        return targets + 0 * values + 1 + (weights - self.reference).norm() / self.reference.norm(), targets
+        return targets + 0 * values + 1 + (present - self.reference).norm() / self.reference.norm(), targets
 
 
 def quadratic(rows=40, columns=12, seed=0):

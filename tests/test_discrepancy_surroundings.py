@@ -1,15 +1,11 @@
-"""The discrepancy driver among types, layouts, groups, scalers, closures, and through checkpoints."""
-
-import copy
-import io
-import pickle
+"""The discrepancy driver among types, layouts, groups, scalers and closures."""
 
 import pytest
 import torch
-from driven import ASIDE, BOTH, EAGER, Cone, driven, predictions, train, trained_plainly
+from driven import BOTH, EAGER, Cone, driven, evaluated, predictions, train, trained_plainly
 from torch import nn
-from torch.optim import SGD, Adam
-from training import BASES, assert_same, counts, loss_of, make_model, weights
+from torch.optim import SGD
+from training import assert_same, counts, loss_of, make_model, weights
 
 from torch_anderson import Anderson, Discrepancy
 
@@ -233,89 +229,3 @@ def test_hooks_see_parameters_as_they_are_trained():
     while not seen:
         train(model, optimizer, 1)
     assert_same(seen[0][1], weights(model))
-
-
-# ----------------------------------------------------------------------------------------------- checkpoints
-
-
-def through_a_file(model, optimizer, base, options):
-    file = io.BytesIO()
-    torch.save({"model": model.state_dict(), "optimizer": optimizer.state_dict()}, file)
-    file.seek(0)
-    saved = torch.load(file, weights_only=True)
-    model, optimizer = driven(base, **options)
-    model.load_state_dict(saved["model"])
-    optimizer.load_state_dict(saved["optimizer"])
-    return model, optimizer
-
-
-CONTINUED = {
-    "file": through_a_file,
-    "copy": lambda model, optimizer, *_: copy.deepcopy((model, optimizer)),
-    "pickle": lambda model, optimizer, *_: pickle.loads(pickle.dumps((model, optimizer))),
-}
-
-
-@pytest.mark.parametrize("how", CONTINUED)
-@pytest.mark.parametrize("options", [EAGER, ASIDE, BOTH], ids=["training", "evaluation", "both"])
-@pytest.mark.parametrize(("base", "dtype"), [("sgd", torch.float64), ("adamw_foreach", torch.bfloat16)])
-def test_training_goes_on_bit_for_bit(how, options, base, dtype):
-    options = {**options, "dtype": dtype}
-    for middle in (7, 14):
-        model, optimizer = driven(base, **options)
-        train(model, optimizer, middle)
-        twin, other = CONTINUED[how](model, optimizer, base, options)
-        train(model, optimizer, 30, start=middle)
-        train(twin, other, 30, start=middle)
-        assert_same(weights(model), weights(twin))
-        assert counts(optimizer) == counts(other)
-        assert optimizer.stats.counts["extra_evaluations"] > 0
-        assert_same(evaluated(model, optimizer), evaluated(twin, other))
-
-
-def evaluated(model, optimizer):
-    """The weights to evaluate with, where there are any."""
-    if not optimizer.options.discrepancy.evaluates:
-        return []
-    with optimizer.accelerated_weights():
-        return weights(model)
-
-
-OTHER = [{"history_size": 3}, {"jumps": 0}, {"use": "both"}, {"use": "evaluation"}]
-
-
-@pytest.mark.parametrize("options", OTHER, ids=str)
-def test_a_checkpoint_of_other_options_is_refused_and_changes_nothing(options):
-    model, optimizer = driven("adamw_foreach")
-    train(model, optimizer, 12)
-    twin, other = driven("adamw_foreach", **options)
-    train(twin, other, 12)
-    before = copy.deepcopy(optimizer.state_dict())
-    with pytest.raises(ValueError, match="another"):
-        optimizer.load_state_dict(other.state_dict())
-    torch.testing.assert_close(optimizer.state_dict(), before, rtol=0, atol=0)
-
-
-@pytest.mark.parametrize("ours_drives", [True, False])
-def test_a_checkpoint_of_the_other_driver_is_refused(ours_drives):
-    model, optimizer = driven()
-    residual = Anderson(BASES["sgd"](model.parameters()))
-    train(model, optimizer, 12)
-    train(model, residual, 12)
-    source, target = (residual, optimizer) if ours_drives else (optimizer, residual)
-    with pytest.raises(ValueError, match="another driver"):
-        target.load_state_dict(source.state_dict())
-
-
-def test_a_checkpoint_of_the_base_alone_can_be_loaded():
-    plain = make_model(dtype=torch.float64)
-    base = Adam(plain.parameters(), lr=1e-2)
-    train(plain, base, 5)
-    model = copy.deepcopy(plain)
-    optimizer = Anderson(Adam(model.parameters(), lr=1e-2), discrepancy=Discrepancy("mse", **EAGER))
-    optimizer.load_state_dict(copy.deepcopy(base.state_dict()))
-    train(plain, base, 7, start=5)
-    train(model, optimizer, 7, start=5)
-    assert_same(weights(model), weights(plain))
-    train(model, optimizer, 30, start=7)
-    assert optimizer.stats.counts["accepted"] > 0
