@@ -103,12 +103,12 @@ CONVEX = {
 }
 
 
-@pytest.mark.parametrize("damping", [1e-6, 0.1])
+@pytest.mark.parametrize("damping", [1e-6, 0.1, 1.0])
 @pytest.mark.parametrize("kind", CONVEX)
 def test_convex_losses_are_minimised_in_the_coefficients_as_by_scipy(kind, damping):
     loss, targets, function = CONVEX[kind]
     generator = torch.Generator().manual_seed(3)
-    logits = torch.randn(24, 3, generator=generator, dtype=torch.float64)
+    logits = 4 * torch.randn(24, 3, generator=generator, dtype=torch.float64)  # far from what they should be
     columns = torch.randn(4, 72, generator=generator, dtype=torch.float64)
     found = read(loss, (logits, targets))
     model = found.misfit.model(found.values, columns)
