@@ -201,8 +201,8 @@ def _squares(tensors: list[Tensor]) -> Outputs:
 
 
 def _half(tensor: Tensor) -> Tensor:
-    """Half of the samples by lot, always the same: samples may come in a regular order."""
-    samples = len(tensor) if tensor.dim() else 1
+    """Half of the samples by lot, always the same: samples may come in a regular order. One alone is split itself."""
+    samples = len(tensor) if tensor.dim() and len(tensor) > 1 else tensor.numel()
     lots = torch.randperm(samples, generator=torch.Generator().manual_seed(samples)) % 2 == 0
     return lots.to(tensor.device).repeat_interleave(tensor.numel() // max(samples, 1))
 

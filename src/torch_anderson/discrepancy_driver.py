@@ -14,7 +14,7 @@ from torch._compile import _disable_dynamo
 from torch.optim import Optimizer
 
 from .directions import DirectionBlock
-from .discrepancy import Model, Outputs, Unusable, read
+from .discrepancy import Model, Outputs, Unusable
 from .distributed import mean_over_ranks
 from .driver import Batch, Driver
 from .evaluation import leaving_no_trace, without_graph
@@ -22,6 +22,7 @@ from .ledger import Ledger
 from .mixture import Mixture
 from .options import POWERS, Options
 from .parameters import build_blocks
+from .probing import WROTE, Probe, agreeing
 from .safeguard import Decision
 from .stats import COUNTS, Acceleration
 from .subspace import chosen, held_out_gain, minimize, next_damping, promised_fall, reduced, total
@@ -36,43 +37,7 @@ ENOUGH = 0.9
 """Of the promised fall: what the newer half of the differences must promise to be taken alone."""
 FEWEST = 2
 """Differences among the directions."""
-WROTE = "outputs changed the parameters; it must only evaluate the model"
 NO_OUTPUTS = "step() was given no outputs; give them with step(outputs=...) or set_batch(outputs=...)"
-
-
-class Probe:
-    """The user's function at any weights: always with the same random numbers and buffers, and without a graph."""
-
-    def __init__(self, outputs: Callable[[], Any], loss: Any, params: Sequence[Tensor], rewind: Callable[[], None]):
-        self._outputs, self._loss, self._params, self._rewind = outputs, loss, params, rewind
-        self._shape: tuple[Any, ...] | None = None
-        self.half = False
-        """Whether outputs come in half precision."""
-        self.count = 0
-
-    def __call__(self) -> Outputs:
-        """The outputs at the present weights; raises ``Unusable``, on all ranks or on none.
-
-        Ranks agree after every evaluation: the model may talk to other ranks in its forward pass, so that all of them
-        have to make as many.
-        """
-        self.count += 1
-        with agreeing():
-            return self._evaluate()
-
-    def _evaluate(self) -> Outputs:
-        version = sum(p._version for p in self._params)
-        found = self._outputs()
-        self._rewind()
-        if version != sum(p._version for p in self._params):
-            raise Unusable("outputs_wrote", WROTE)
-        outputs = read(self._loss, found)
-        first = found if isinstance(found, Tensor) else found[0]
-        self.half = first.dtype in (torch.float16, torch.bfloat16)
-        if self._shape not in (None, outputs.shape):
-            raise Unusable("outputs_changed", "outputs returned tensors of another shape when called again")
-        self._shape = outputs.shape
-        return outputs
 
 
 class DiscrepancyDriver(Driver[DirectionBlock]):
@@ -392,18 +357,6 @@ class DiscrepancyDriver(Driver[DirectionBlock]):
         self.ledger = Ledger.from_numbers(self.settings.budget, list(islice(rest, 4)))
         self.mixture.set_numbers(list(islice(rest, 2 + len(POWERS))))
         self.stats.set_counts(islice(rest, len(COUNTS)))
-
-
-@contextmanager
-def agreeing() -> Iterator[None]:
-    """What one rank cannot use, none does: all of them raise ``Unusable``, or none."""
-    found: Unusable | None = None
-    try:
-        yield
-    except Unusable as problem:
-        found = problem
-    if float(mean_over_ranks(torch.tensor(float(found is not None)))):
-        raise found or Unusable("other_rank", "outputs could not be used on another rank")
 
 
 def _describe(step: int, before: float, promised: float, directions: int, cause: str) -> Acceleration:

@@ -62,9 +62,9 @@ class Options:
 
     @property
     def cycle_length(self) -> int:
-        """Base steps in one residual: 0 stands for steps, -1 for no residual at all."""
+        """Base steps in one residual; 0 stands for steps, and less for no residual but directions, some of them jumps."""
         if self.discrepancy:
-            return -1
+            return -1 - self.discrepancy.jumps
         return self.period if self.residual == "cycle" else 0
 
     @property

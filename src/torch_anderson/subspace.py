@@ -70,12 +70,12 @@ def minimize(
     penalty = damping * start.hessian.diagonal()
     coefficients = damped(start.gradient, start.hessian, damping)
     loss = float(promise(start, coefficients))
-    for _ in range(NEWTON_STEPS - 1 if isinstance(misfit, Convex) else 0):
+    for left in reversed(range(NEWTON_STEPS if isinstance(misfit, Convex) else 0)):
         here = total(reduced(misfit.model(values + columns.double().T @ coefficients, columns), reduce))
         loss = float(here.loss)
-        hessian = here.hessian + torch.diag(penalty)
-        move = damped(here.gradient + penalty * coefficients, hessian, 0.0)
-        if -float(move @ (here.gradient + penalty * coefficients)) < SETTLED * (float(start.loss) - loss):
+        slope = here.gradient + penalty * coefficients
+        move = damped(slope, here.hessian + torch.diag(penalty), 0.0)
+        if not left or -float(move @ slope) < SETTLED * (float(start.loss) - loss):
             break
         coefficients = coefficients + move
     return Step(coefficients, loss)
