@@ -62,7 +62,7 @@ class Options:
 
     @property
     def cycle_length(self) -> int:
-        """Base steps in one residual; 0 stands for steps, and less for no residual but directions, some of them jumps."""
+        """Base steps in one residual; 0 stands for steps, less for no residual but directions, some of them jumps."""
         if self.discrepancy:
             return -1 - self.discrepancy.jumps
         return self.period if self.residual == "cycle" else 0
