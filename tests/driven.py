@@ -6,7 +6,15 @@ from training import BASES, batch, loss_of, make_model, weights
 
 from torch_anderson import Anderson, Discrepancy
 
-EAGER = {"history_size": 4, "store_period": 1, "period": 2, "jumps": 2, "budget": 0.9, "held_out": False}
+EAGER = {
+    "history_size": 4,
+    "store_period": 1,
+    "period": 2,
+    "jumps": 2,
+    "budget": 0.9,
+    "held_out": False,
+    "use": "training",
+}
 """Jumps early and often."""
 ASIDE = {**EAGER, "use": "evaluation", "forward_cost": 0.02}
 """Training goes on undisturbed; weights to evaluate with are looked for every few steps."""

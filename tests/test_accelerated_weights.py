@@ -193,7 +193,7 @@ def test_cross_entropy_leaves_training_alone_unless_told_otherwise():
 # -------------------------------------------------------------------------------------------------- lifecycle
 
 
-@pytest.mark.parametrize("discrepancy", [None, "mse", Discrepancy("cross_entropy", use="training")])
+@pytest.mark.parametrize("discrepancy", [None, "residual", Discrepancy("cross_entropy", use="training")])
 def test_where_nothing_is_kept_it_says_what_to_do(discrepancy):
     optimizer = Anderson(SGD(make_model().parameters(), lr=0.1), discrepancy=discrepancy)
     with pytest.raises(RuntimeError, match=r"use='evaluation'"), optimizer.accelerated_weights():

@@ -69,10 +69,12 @@ class DirectionBlock(Views):
         self.directions[row].copy_(vector)
         self._measure(row)
 
-    def combine(self, coefficients: Sequence[float]) -> Tensor:
-        """The sum of the rows times their coefficients."""
-        with full_precision(self.device):
-            return torch.mv(self.directions.t(), torch.tensor(coefficients, device=self.device, dtype=self.dtype))
+    def combine(self, coefficients: dict[int, float]) -> Tensor:
+        """The sum of rows times their coefficients."""
+        total = torch.zeros_like(self.iterate)
+        for row, coefficient in coefficients.items():
+            total.add_(self.directions[row], alpha=coefficient)
+        return total
 
     def average(self, count: int) -> None:
         """Take the present weights into the averages, as the ``count``-th that they take in."""

@@ -32,9 +32,9 @@ class Discrepancy:
     (predictions, ...) that gives a mean over the batch."""
     _: KW_ONLY
     use: str = ""
-    """``"training"``: jump there and train on. ``"evaluation"``: train undisturbed, and offer
-    ``optimizer.accelerated_weights``. Or ``"both"``. By default evaluation for cross-entropy, where the noise of the
-    batches undoes a jump at once, and training for the others."""
+    """``"training"``: jump there and train on, right for batches that are fixed or large. ``"evaluation"``: train
+    undisturbed, and offer ``optimizer.accelerated_weights``; small batches would undo a jump at once, or a jump would
+    fit their noise. Or ``"both"``. By default training for ``"residual"``, and evaluation for the others."""
     history_size: int = 20
     """m, the last differences of stored iterates that are directions."""
     store_period: int = 5
@@ -53,8 +53,9 @@ class Discrepancy:
     damping: float = 1e-3
     """Levenberg and Marquardt's, at first; kept between accelerations."""
     held_out: bool | None = None
-    """Whether a jump must also help the half of a batch that it was not fitted to: right for small batches that change,
-    wrong for a batch that is all there is to fit. By default for all but ``"residual"``; only squares can be split."""
+    """Whether a jump must also help the half of a batch that it was not fitted to: for batches that are not all there
+    is to fit. The gradient and the present step are then no directions, as they are made of both halves. By default
+    for ``"mse"``; only squares can be split."""
     probe: str = "difference"
     """``"difference"``: tiny steps along each direction. ``"secant"``: whole ones, as outputs in half precision ask for
     (and then get by themselves)."""
@@ -71,6 +72,8 @@ class Discrepancy:
             self._refuse("probe", ", ".join(map(repr, PROBES)))
         if self.held_out not in (None, True, False):
             self._refuse("held_out", "True, False or None")
+        if self.held_out and not self.squares:
+            self._refuse("held_out", "False or None for a loss that is not a sum of squares")
         for name, most in {"budget": 0.9, "forward_cost": float("inf"), "damping": float("inf")}.items():
             value = getattr(self, name)
             if not isinstance(value, (int, float)) or not isfinite(value) or not 0 < value <= most:
@@ -89,11 +92,16 @@ class Discrepancy:
     @property
     def splits(self) -> bool:
         """Whether half of a batch judges what is fitted to the other."""
-        return self.loss != "residual" if self.held_out is None else self.held_out
+        return self.loss == "mse" if self.held_out is None else self.held_out
+
+    @property
+    def squares(self) -> bool:
+        """Whether the loss is a sum of squares."""
+        return self.loss in ("mse", "residual")
 
     @property
     def _fitting_use(self) -> str:
-        return "evaluation" if self.loss == "cross_entropy" else "training"
+        return "training" if self.loss == "residual" else "evaluation"
 
     def _refuse(self, name: str, allowed: str) -> None:
         raise ValueError(f"Invalid {name} of Discrepancy: {getattr(self, name)!r}. Allowed: {allowed}.")

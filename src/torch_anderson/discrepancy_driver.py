@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
 from itertools import islice
-from math import exp, inf, isfinite, log, sqrt
+from math import inf, isfinite, sqrt
 from typing import Any
 
 import torch
@@ -27,14 +27,20 @@ from .safeguard import Decision
 from .stats import COUNTS, Acceleration
 from .subspace import chosen, held_out_gain, minimize, next_damping, promised_fall, reduced, total
 
+DAMPINGS = 6
+"""Each ten times the one before: tried for the half that is held out, which takes no forward pass."""
 TRIES = 3
 """Jumps that are tried with more and more damping before an acceleration is given up."""
 EVALUATION_SHARE = 0.05
 """Of the cost, for weights to evaluate with."""
+HALF = 1e-4
+"""Outputs that are rounded more coarsely are in half precision."""
 REPEATABLE = 1e-3
 """Two evaluations at the same weights may differ by this part of the outputs."""
 ENOUGH = 0.9
-"""Of the promised fall: what the newer half of the differences must promise to be taken alone."""
+"""Of the promised fall: what the newer half of the differences must promise to be taken alone ..."""
+SCARCE = 0.7
+"""... and below which more of them are tried."""
 FEWEST = 2
 """Differences among the directions."""
 NO_OUTPUTS = "step() was given no outputs; give them with step(outputs=...) or set_batch(outputs=...)"
@@ -58,7 +64,6 @@ class DiscrepancyDriver(Driver[DirectionBlock]):
         self.averaged = 0
         self.since_jump = 0  # base steps since the last acceleration
         self.since_mixture = 0
-        self.last_loss = -1.0  # before the last acceleration, less what that gained; -1 for unknown
         self.suspicious = True  # whether to check that outputs are repeatable
 
     # ------------------------------------------------------------------------------------------ the algorithm
@@ -75,7 +80,8 @@ class DiscrepancyDriver(Driver[DirectionBlock]):
         if due:
             self._keep_iterates()
         if self._mixture_is_due():
-            closure = self._learn_before_training(closure, batch.outputs or self.next_batch.outputs)
+            ahead = self.next_batch.outputs
+            closure = self._learning(closure, ahead if batch.outputs is None else batch.outputs)
         loss, batch = self.base_step(closure, batch)
         if due:
             self._refresh()
@@ -119,6 +125,9 @@ class DiscrepancyDriver(Driver[DirectionBlock]):
             self._report(Unusable("no_outputs", NO_OUTPUTS))
             return
         rows = self._rows()
+        if not rows:
+            self._skip("converged")
+            return
         conclusion = None
         with self._probing(outputs) as probe:
             try:
@@ -131,7 +140,7 @@ class DiscrepancyDriver(Driver[DirectionBlock]):
             self._conclude(*conclusion)
 
     def _rows(self) -> list[int]:
-        """The directions in use: newest differences first, jumps, the present step and the gradient."""
+        """The directions in use: the present step, the gradient, differences from the newest on, and jumps."""
         m, j = self.settings.history_size, self.settings.jumps
         held = min(self.stores - 1, self.width)
         differences = [(self.stores - 2 - i) % m for i in range(held)]
@@ -140,7 +149,8 @@ class DiscrepancyDriver(Driver[DirectionBlock]):
             block.store_step(m + j)
             block.store_gradient(m + j + 1)
         lengths = self._lengths()
-        return [row for row in (*differences, *jumps, m + j, m + j + 1) if 0 < lengths[row] < float("inf")]
+        made_of_batch = [] if self.settings.splits else [m + j, m + j + 1]  # both halves are in them
+        return [row for row in (*made_of_batch, *differences, *jumps) if 0 < lengths[row] < inf]
 
     def _lengths(self) -> list[float]:
         """Of all rows, over all blocks."""
@@ -153,10 +163,9 @@ class DiscrepancyDriver(Driver[DirectionBlock]):
         columns = self._columns(probe, start, rows, lengths)
         model = reduced(start.misfit.model(start.values, columns), mean_over_ranks)
         before = float(total(model).loss)
-        held_out = held_out_gain(model, self.damping) if self.settings.splits else inf
         promised = loss = before
         decision = Decision(False, "held_out")
-        for _ in range(TRIES if held_out > 0 else 0):
+        for _ in range(TRIES if self._helps_other_half(model) else 0):
             coefficients, promised = minimize(start.misfit, start.values, columns, model, self.damping, mean_over_ranks)
             by_row = self._by_row(rows, lengths, coefficients)
             loss = self._try(probe, by_row)
@@ -165,11 +174,23 @@ class DiscrepancyDriver(Driver[DirectionBlock]):
             if decision.accepted:
                 self._arrive(by_row)
                 break
-        self._book(probe.count, before, loss if decision.accepted else before, held_out)
+        after = loss if decision.accepted else before
+        cost = probe.count * self.settings.forward_cost
+        self.ledger.enter(cost, before, after, self.since_jump, self.settings.period)
         self._adapt_width(model, rows)
         self.suspicious = not decision.accepted
         self.stats.counts["attempted"] += 1
         return decision, partial(_describe, self.k, before, promised, len(rows), decision.cause)
+
+    def _helps_other_half(self, model: Model) -> bool:
+        """Whether what fits one half of the batch helps the other, with as much damping as it takes."""
+        if not self.settings.splits:
+            return True
+        for _ in range(DAMPINGS):
+            if held_out_gain(model, self.damping) > 0:
+                return True
+            self.damping = next_damping(self.damping, 0.0, 0.0)
+        return False
 
     def _start(self, probe: Probe) -> Outputs:
         """The outputs at the present weights, twice where they may be random."""
@@ -191,8 +212,8 @@ class DiscrepancyDriver(Driver[DirectionBlock]):
     def _columns(self, probe: Probe, start: Outputs, rows: list[int], lengths: list[float]) -> Tensor:
         """How the outputs change along each row, per unit of length."""
         size = sqrt(sum(float(block.iterate.double().square().sum()) for block in self.blocks)) or 1.0
-        tiny = size * max(torch.finfo(block.params[0].dtype).eps for block in self.blocks) ** 0.4
-        secant = self.settings.probe == "secant" or probe.half
+        tiny = size * max(probe.eps, *(torch.finfo(block.params[0].dtype).eps for block in self.blocks)) ** 0.4
+        secant = self.settings.probe == "secant" or probe.eps > HALF
         columns = []
         for row in rows:
             distance = lengths[row] if secant else tiny
@@ -206,24 +227,23 @@ class DiscrepancyDriver(Driver[DirectionBlock]):
         for block in self.blocks:
             block.write_all(vector(block))
 
-    def _by_row(self, rows: list[int], lengths: list[float], coefficients: Tensor) -> list[float]:
-        """Coefficients of whole rows, 0 for those not in use."""
-        by_row = [0.0] * len(lengths)
-        for row, coefficient in zip(rows, coefficients.tolist(), strict=True):
-            by_row[row] = coefficient / lengths[row]
-        return by_row
+    def _by_row(self, rows: list[int], lengths: list[float], coefficients: Tensor) -> dict[int, float]:
+        """Coefficients of whole rows."""
+        return {row: x / lengths[row] for row, x in zip(rows, coefficients.tolist(), strict=True)}
 
-    def _try(self, probe: Probe, by_row: list[float]) -> float:
+    def _try(self, probe: Probe, by_row: dict[int, float]) -> float:
         """The loss at the weights to which these coefficients lead, which are left in place."""
         self._place(lambda block: block.iterate + block.combine(by_row))
         try:
             outputs = probe()
             loss = outputs.misfit.loss(outputs.values)
-        except Unusable:  # no better place, on all ranks
-            loss = float("inf")
+        except Unusable as problem:
+            if problem.cause != "nonfinite_outputs":
+                raise
+            loss = inf  # no better place
         return float(mean_over_ranks(torch.tensor(loss, dtype=torch.float64)))
 
-    def _arrive(self, by_row: list[float]) -> None:
+    def _arrive(self, by_row: dict[int, float]) -> None:
         """Keep the jump as a direction, and measure the next difference from here."""
         row = self.settings.history_size + self.jumped % max(self.settings.jumps, 1)
         for block in self.blocks:
@@ -234,21 +254,17 @@ class DiscrepancyDriver(Driver[DirectionBlock]):
             block.keep_stored()
         self.jumped += 1
 
-    def _book(self, evaluations: int, before: float, after: float, held_out: float) -> None:
-        """Enter cost and gain, both as they hold for data that the jump was not made for."""
-        gain = min(log(before / after), held_out) if 0 < after < before else 0.0
-        base_gain = log(self.last_loss / before) if self.last_loss > 0 and before > 0 else 0.0
-        cost = evaluations * self.settings.forward_cost
-        self.ledger.enter(cost, gain, base_gain, self.since_jump, self.settings.period)
-        self.last_loss = before * exp(-gain)
-
     def _adapt_width(self, model: Model, rows: list[int]) -> None:
-        """Half of the differences if the newer half promises as much, else twice as many."""
+        """Half of the differences if the newer half promises nearly as much, twice as many if far less."""
         m = self.settings.history_size
         held = sum(row < m for row in rows)
-        fewer = chosen(model, [i for i, row in enumerate(rows) if i < held // 2 or row >= m])
-        enough = promised_fall(fewer, self.damping) >= ENOUGH * promised_fall(model, self.damping)
-        self.width = max(self.width // 2, FEWEST) if enough else min(self.width * 2, m)
+        newer = [row for row in rows if row < m][: held // 2]
+        fewer = chosen(model, [i for i, row in enumerate(rows) if row in newer or row >= m])
+        part = promised_fall(fewer, self.damping) / max(promised_fall(model, self.damping), 1e-300)
+        if part >= ENOUGH:
+            self.width = max(held // 2, FEWEST)
+        elif part < SCARCE:
+            self.width = min(self.width * 2, m)
 
     def _report(self, problem: Unusable) -> None:
         self._skip(problem.cause)
@@ -256,7 +272,7 @@ class DiscrepancyDriver(Driver[DirectionBlock]):
 
     def _give_up(self, problem: Unusable) -> None:
         self._report(problem)
-        self.ledger.wait = max(2 * self.ledger.wait, self.settings.period)
+        self.ledger.postpone(self.settings.period)
         self.suspicious = True
 
     @contextmanager
@@ -276,7 +292,7 @@ class DiscrepancyDriver(Driver[DirectionBlock]):
         cost = (1 + len(POWERS)) * self.settings.forward_cost
         return self.settings.evaluates and self.averaged > 0 and self.since_mixture * EVALUATION_SHARE >= cost
 
-    def _learn_before_training(
+    def _learning(
         self, closure: Callable[[], Any] | None, outputs: Callable[[], Any] | None
     ) -> Callable[[], Any] | None:
         """Learn from the batch now, or where only the closure gives it, there; returns the closure to train with."""
@@ -307,7 +323,7 @@ class DiscrepancyDriver(Driver[DirectionBlock]):
                     found.append(probe())
                 self.mixture.learn(found, mean_over_ranks)
             except Unusable as problem:
-                self._give_up(problem)
+                self._report(problem)
             self.stats.counts["extra_evaluations"] += probe.count
 
     @contextmanager
@@ -337,12 +353,14 @@ class DiscrepancyDriver(Driver[DirectionBlock]):
 
     def _forget(self) -> None:
         self.stores = self.jumped = self.averaged = 0
+        self.ledger = Ledger.opened(self.settings.budget, self.settings.period)
+        self.damping, self.width, self.suspicious = self.settings.damping, self.settings.history_size, True
         super()._forget()
 
     def numbers(self, block: DirectionBlock) -> list[float]:
         """Progress, the ledger, the mixture and counters."""
         progress = [self.k, self.stores, self.jumped, self.averaged, self.since_jump, self.since_mixture, self.width]
-        kept = [self.damping, self.last_loss, float(self.suspicious)]
+        kept = [self.damping, float(self.suspicious)]
         counts = [float(self.stats.counts[name]) for name in COUNTS]
         return [self.options.cycle_length, *progress, *kept, *self.ledger.numbers(), *self.mixture.numbers(), *counts]
 
@@ -352,9 +370,9 @@ class DiscrepancyDriver(Driver[DirectionBlock]):
         self.k, self.stores, self.jumped, self.averaged, self.since_jump, self.since_mixture, self.width = (
             int(x) for x in islice(rest, 7)
         )
-        self.damping, self.last_loss, suspicious = islice(rest, 3)
+        self.damping, suspicious = islice(rest, 2)
         self.suspicious = bool(suspicious)
-        self.ledger = Ledger.from_numbers(self.settings.budget, list(islice(rest, 4)))
+        self.ledger = Ledger.from_numbers(list(islice(rest, 8)))
         self.mixture.set_numbers(list(islice(rest, 2 + len(POWERS))))
         self.stats.set_counts(islice(rest, len(COUNTS)))
 

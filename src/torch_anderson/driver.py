@@ -74,7 +74,8 @@ class Driver(ABC, Generic[Memory]):
         """
         loss = self.base.step(closure)
         ahead, self.next_batch = self.next_batch, Batch()
-        return loss, Batch(batch.loss_fn or ahead.loss_fn, batch.outputs or ahead.outputs)
+        given = (ours if ours is not None else theirs for ours, theirs in zip(batch, ahead, strict=True))
+        return loss, Batch(*given)
 
     def has_learning_rate(self) -> bool:
         """Whether a step can change anything."""
@@ -82,7 +83,7 @@ class Driver(ABC, Generic[Memory]):
 
     def _idle_step(self, closure: Callable[[], Any] | None) -> Any:
         """All learning rates are 0: how distributed checkpoints make an optimizer allocate its state."""
-        loss = self.base.step(closure)
+        loss, _ = self.base_step(closure, Batch())
         self._show()
         return loss
 

@@ -188,9 +188,14 @@ class Anderson(Optimizer):
         batches given with the steps liked best. Training goes on undisturbed afterwards.
 
         Args:
-            model: needed where it has BatchNorm layers.
-            batches: inputs from which their statistics are worked out anew; without them those of training stay.
+            model: needed with ``batches``.
+            batches: inputs from which the statistics of BatchNorm layers are worked out at these weights. Without them
+                those of training stay, which belong to other weights.
         """
+        if batches is not None and model is None:
+            raise ValueError(
+                "Invalid batches: statistics are worked out for a model. Give accelerated_weights(model, batches)."
+            )
         if not isinstance(self._accelerator, DiscrepancyDriver) or not self._accelerator.settings.evaluates:
             raise RuntimeError(
                 "No weights to evaluate with are kept. Build Anderson with "

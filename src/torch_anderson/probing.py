@@ -19,8 +19,8 @@ class Probe:
     def __init__(self, outputs: Callable[[], Any], loss: Any, params: Sequence[Tensor], rewind: Callable[[], None]):
         self._outputs, self._loss, self._params, self._rewind = outputs, loss, params, rewind
         self._shape: tuple[Any, ...] | None = None
-        self.half = False
-        """Whether outputs come in half precision."""
+        self.eps = 0.0
+        """The rounding unit of the outputs."""
         self.count = 0
 
     def __call__(self) -> Outputs:
@@ -40,21 +40,26 @@ class Probe:
         if version != sum(p._version for p in self._params):
             raise Unusable("outputs_wrote", WROTE)
         outputs = read(self._loss, found)
-        first = found if isinstance(found, Tensor) else found[0]
-        self.half = first.dtype in (torch.float16, torch.bfloat16)
+        tensors = [found] if isinstance(found, Tensor) else found
+        self.eps = max(torch.finfo(tensor.dtype).eps for tensor in tensors if not _counts(tensor))
         if self._shape not in (None, outputs.shape):
             raise Unusable("outputs_changed", "outputs returned tensors of another shape when called again")
         self._shape = outputs.shape
         return outputs
 
 
+def _counts(tensor: Tensor) -> bool:
+    """Whether it holds whole numbers, such as classes."""
+    return not (tensor.is_floating_point() or tensor.is_complex())
+
+
 @contextmanager
 def agreeing() -> Iterator[None]:
-    """What one rank cannot use, none does: all of them raise ``Unusable``, or none."""
-    found: Unusable | None = None
+    """What one rank cannot use, none does: all of them raise an error, or none."""
+    found: Exception | None = None
     try:
         yield
-    except Unusable as problem:
+    except Exception as problem:
         found = problem
     if float(mean_over_ranks(torch.tensor(float(found is not None)))):
         raise found or Unusable("other_rank", "outputs could not be used on another rank")

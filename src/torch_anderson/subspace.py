@@ -69,20 +69,23 @@ def minimize(
     start = total(model)
     penalty = damping * start.hessian.diagonal()
     coefficients = damped(start.gradient, start.hessian, damping)
-    loss = float(promise(start, coefficients))
-    for left in reversed(range(NEWTON_STEPS if isinstance(misfit, Convex) else 0)):
+    best, lowest = Step(coefficients, float(promise(start, coefficients))), inf
+    for _ in range(NEWTON_STEPS if isinstance(misfit, Convex) else 0):
         here = total(reduced(misfit.model(values + columns.double().T @ coefficients, columns), reduce))
-        loss = float(here.loss)
+        objective = float(here.loss + penalty @ coefficients.square() / 2)
+        if not objective < lowest:  # a Newton step may overshoot
+            break
+        best, lowest = Step(coefficients, float(here.loss)), objective
         slope = here.gradient + penalty * coefficients
         move = damped(slope, here.hessian + torch.diag(penalty), 0.0)
-        if not left or -float(move @ slope) < SETTLED * (float(start.loss) - loss):
+        if -float(move @ slope) < SETTLED * (float(start.loss) - objective):
             break
         coefficients = coefficients + move
-    return Step(coefficients, loss)
+    return best
 
 
 def held_out_gain(model: Model, damping: float) -> float:
-    """log(loss / promised loss) where each half of the batch is judged by coefficients that fit the other.
+    """log(loss / promised loss) where each half of the batch is judged by coefficients that fit the other; the smaller.
 
     What fits the noise of one half alone makes the other worse. With one part only there is nothing to hold out, and
     no bound on the gain.
@@ -90,7 +93,7 @@ def held_out_gain(model: Model, damping: float) -> float:
     if len(model.loss) < 2:
         return inf
     parts = [Model(*part) for part in zip(*model, strict=True)]
-    return sum(_gain(judge, damped(fit.gradient, fit.hessian, damping)) for fit, judge in (parts, parts[::-1])) / 2
+    return min(_gain(judge, damped(fit.gradient, fit.hessian, damping)) for fit, judge in (parts, parts[::-1]))
 
 
 def _gain(judge: Model, coefficients: Tensor) -> float:
@@ -114,7 +117,7 @@ def next_damping(damping: float, promised: float, fall: float) -> float:
     """Less damping after a fall of the loss as promised, more after a poorer one, much more after none."""
     if not fall > 0:
         return min(damping * 10, MOST_DAMPING)
-    ratio = fall / promised if promised > 0 else 1.0
+    ratio = fall / promised if promised > 0 else 0.0
     if ratio > GOOD:
         return max(damping / 5, LEAST_DAMPING)
     return min(damping * 3, MOST_DAMPING) if ratio < POOR else damping
