@@ -272,3 +272,14 @@ def test_without_a_jump_the_run_is_the_bases():
     train(model, optimizer, 30, outputs=Cone(optimizer))
     assert optimizer.stats.counts["rejected_loss"] > 0 == optimizer.stats.counts["accepted"]
     assert_same(weights(model), weights(trained_plainly(30, "adamw_foreach")))
+
+
+def test_stats_show_what_the_driver_has_set_itself():
+    model, optimizer = driven()
+    before = optimizer.stats.as_dict()
+    assert (before["share"], before["wait"], before["differences"]) == (0.9, 2, 4)
+    train(model, optimizer, 20)
+    after = optimizer.stats.as_dict()
+    assert after["accepted"] > 0
+    assert after["damping"] != before["damping"]
+    assert after["coefficient_norm"] > 0

@@ -65,6 +65,7 @@ class DiscrepancyDriver(Driver[DirectionBlock]):
         self.since_jump = 0  # base steps since the last acceleration
         self.since_mixture = 0
         self.suspicious = True  # whether to check that outputs are repeatable
+        self.stats.gauges = self._gauges
 
     # ------------------------------------------------------------------------------------------ the algorithm
 
@@ -164,6 +165,7 @@ class DiscrepancyDriver(Driver[DirectionBlock]):
         model = reduced(start.misfit.model(start.values, columns), mean_over_ranks)
         before = float(total(model).loss)
         promised = loss = before
+        coefficients = columns.new_zeros(len(rows))
         decision = Decision(False, "held_out")
         for _ in range(TRIES if self._helps_other_half(model) else 0):
             coefficients, promised = minimize(start.misfit, start.values, columns, model, self.damping, mean_over_ranks)
@@ -180,7 +182,7 @@ class DiscrepancyDriver(Driver[DirectionBlock]):
         self._adapt_width(model, rows)
         self.suspicious = not decision.accepted
         self.stats.counts["attempted"] += 1
-        return decision, partial(_describe, self.k, before, promised, len(rows), decision.cause)
+        return decision, partial(_describe, self.k, before, promised, coefficients, decision.cause)
 
     def _helps_other_half(self, model: Model) -> bool:
         """Whether what fits one half of the batch helps the other, with as much damping as it takes."""
@@ -265,6 +267,10 @@ class DiscrepancyDriver(Driver[DirectionBlock]):
             self.width = max(held // 2, FEWEST)
         elif part < SCARCE:
             self.width = min(self.width * 2, m)
+
+    def _gauges(self) -> dict[str, float]:
+        ledger = self.ledger
+        return {"share": ledger.share, "wait": ledger.wait, "damping": self.damping, "differences": self.width}
 
     def _report(self, problem: Unusable) -> None:
         self._skip(problem.cause)
@@ -377,7 +383,8 @@ class DiscrepancyDriver(Driver[DirectionBlock]):
         self.stats.set_counts(islice(rest, len(COUNTS)))
 
 
-def _describe(step: int, before: float, promised: float, directions: int, cause: str) -> Acceleration:
+def _describe(step: int, before: float, promised: float, coefficients: Tensor, cause: str) -> Acceleration:
     """Losses are squares of residuals as far as a record goes."""
     now, then = (sqrt(x) if isfinite(x) and x > 0 else 0.0 for x in (before, promised))
-    return Acceleration(step, now, then, rank=directions, history_len=directions, coefficient_norm=0.0, cause=cause)
+    directions, norm = len(coefficients), float(torch.linalg.vector_norm(coefficients))
+    return Acceleration(step, now, then, directions, directions, norm, cause=cause)

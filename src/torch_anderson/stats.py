@@ -117,6 +117,8 @@ class Stats:
     history_bytes: int = 0
     describe: Callable[[], Acceleration] | None = field(default=None, repr=False)
     """Works out ``latest``, once."""
+    gauges: Callable[[], dict[str, float]] = field(default=dict, repr=False)
+    """What the driver has set itself at present, by name."""
     _latest: Acceleration | None = field(default=None, repr=False)
 
     @property
@@ -138,4 +140,4 @@ class Stats:
         """
         flat = {name: float(self.counts[name]) for name in COUNTS}
         flat["history_bytes"] = float(self.history_bytes)
-        return flat | (self.latest.as_dict() if self.latest else {})
+        return flat | self.gauges() | (self.latest.as_dict() if self.latest else {})
