@@ -8,7 +8,16 @@ import sys
 from torch_anderson.lab.cli import main
 from torch_anderson.lab.data import MissingData, load_admissions
 
-METHODS = ["base", "anderson", "anderson+average", "average", "matched-average", "anderson-default", "ema"]
+METHODS = [
+    "base",
+    "anderson",
+    "anderson+average",
+    "matched-average",
+    "anderson-default",
+    "discrepancy",
+    "discrepancy-weights",
+    "ema",
+]
 
 
 def table_task() -> str:

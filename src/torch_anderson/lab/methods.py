@@ -206,7 +206,7 @@ METHODS = {
         Method("anderson-default", "Anderson, our defaults", "ours", "Anderson(base) with no option set.",
                anderson_default),
         Method("discrepancy", "discrepancy-driven", "ours", "Jumps that the model's outputs on a batch ask for.",
-               partial(discrepancy, use="training"), tuned=True),
+               partial(discrepancy, use="training"), tuned=True, applies=is_pinn),
         Method("discrepancy-weights", "discrepancy, evaluation weights", "ours",
                "Judged by the mixture of weights that batches like best; training is the base's.",
                partial(discrepancy, use="evaluation"), tuned=True),
