@@ -5,6 +5,7 @@ and one flat row per vector. Half-precision parameters are accelerated in float3
 real numbers.
 """
 
+from abc import ABC, abstractmethod
 from array import array
 from bisect import bisect_right
 from collections.abc import Iterable, Iterator, Sequence
@@ -23,7 +24,7 @@ Group = dict[str, Any]
 V = TypeVar("V", bound="Views")
 
 
-class Views:
+class Views(ABC):
     """Parameters that share group, device and type, read and written as one vector. What a driver keeps is added."""
 
     def __init__(self, group: int, params: Sequence[Tensor]):
@@ -105,17 +106,17 @@ class Views:
         """What is kept of the length of the parameters, by name: vectors and matrices of rows."""
         return {"iterate": self.iterate}
 
+    @abstractmethod
     def shared(self) -> dict[str, Tensor]:
         """Small tensors that a checkpoint repeats for every parameter; the first tells that it is ours."""
-        raise NotImplementedError
 
+    @abstractmethod
     def reset(self) -> None:
         """Forget all that was measured."""
-        raise NotImplementedError
 
+    @abstractmethod
     def take_progress(self, other: Any) -> None:
         """Stand where another block stands, with nothing but zeros behind."""
-        raise NotImplementedError
 
 
 class Block(Views):
