@@ -9,7 +9,6 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch._compile import _disable_dynamo
 from torch.optim import Optimizer
 
 from . import base_state, joint
@@ -51,14 +50,8 @@ class ResidualDriver(Driver[Block]):
 
     # ------------------------------------------------------------------------------------------ the algorithm
 
-    @_disable_dynamo  # torch.compiler.disable, but without importing the compiler before it is needed
-    def step(self, closure: Callable[[], Any] | None, batch: Batch) -> Any:
+    def accelerated_step(self, closure: Callable[[], Any] | None, batch: Batch) -> Any:
         """One base step, then what Anderson acceleration makes of it."""
-        if not self.enabled:
-            return self.base_step(closure, batch)[0]
-        self._look_around()
-        if not self.has_learning_rate():
-            return self._idle_step(closure)
         k = self.k + 1
         measured = self._begins_pair(k) and self._keep_iterates()
         group_values = base_state.group_values(self.base) if self.pending else []

@@ -10,7 +10,6 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch._compile import _disable_dynamo
 from torch.optim import Optimizer
 
 from .directions import DirectionBlock
@@ -69,14 +68,8 @@ class DiscrepancyDriver(Driver[DirectionBlock]):
 
     # ------------------------------------------------------------------------------------------ the algorithm
 
-    @_disable_dynamo
-    def step(self, closure: Callable[[], Any] | None, batch: Batch) -> Any:
+    def accelerated_step(self, closure: Callable[[], Any] | None, batch: Batch) -> Any:
         """One base step, then a jump where the model's outputs show a better place."""
-        if not self.enabled:
-            return self.base_step(closure, batch)[0]
-        self._look_around()
-        if not self.has_learning_rate():
-            return self._idle_step(closure)
         due = self._jump_is_due()
         if due:
             self._keep_iterates()

@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, Generic, NamedTuple, TypeVar
 
 from torch import Tensor
+from torch._compile import _disable_dynamo
 from torch.optim import Optimizer
 
 from . import base_state, checkpoint
@@ -28,7 +29,7 @@ class Batch(NamedTuple):
 
 
 class Driver(ABC, Generic[Memory]):
-    """All that ``Anderson`` knows beyond its base optimizer. ``step`` is the algorithm."""
+    """All that ``Anderson`` knows beyond its base optimizer. ``accelerated_step`` is the algorithm."""
 
     points: tuple[str, ...]
     """Which of the vectors kept are weights, not differences of them."""
@@ -47,8 +48,18 @@ class Driver(ABC, Generic[Memory]):
         self._seen: list[Any] = []
         self._told: set[str] = set()
 
-    @abstractmethod
+    @_disable_dynamo  # torch.compiler.disable, but without importing the compiler before it is needed
     def step(self, closure: Callable[[], Any] | None, batch: Batch) -> Any:
+        """One base step, accelerated where it can change anything."""
+        if not self.enabled:
+            return self.base_step(closure, batch)[0]
+        self._look_around()
+        if not self.has_learning_rate():
+            return self._idle_step(closure)
+        return self.accelerated_step(closure, batch)
+
+    @abstractmethod
+    def accelerated_step(self, closure: Callable[[], Any] | None, batch: Batch) -> Any:
         """One base step, then what the acceleration makes of it."""
 
     @abstractmethod
