@@ -12,7 +12,6 @@ METHODS = [
     "base",
     "anderson",
     "anderson+average",
-    "matched-average",
     "anderson-default",
     "discrepancy",
     "discrepancy-weights",
