@@ -4,5 +4,6 @@ from .discrepancy import Discrepancy
 from .fixed_point import Solution, fixed_point
 from .optimizer import Anderson
 from .stats import Acceleration, Stats
+from .storage import Storage
 
-__all__ = ["Acceleration", "Anderson", "Discrepancy", "Solution", "Stats", "fixed_point"]
+__all__ = ["Acceleration", "Anderson", "Discrepancy", "Solution", "Stats", "Storage", "fixed_point"]

@@ -16,8 +16,9 @@ from .averaging import largest
 from .driver import Batch, Driver
 from .evaluation import LossFn, evaluate
 from .history import full_precision
+from .least_squares import System
 from .options import Options
-from .parameters import Block, build_blocks, refuse_sparse
+from .parameters import Block, build_blocks, fitted, refuse_sparse
 from .safeguard import (
     MAX_GAIN,
     TRUSTED_GAIN,
@@ -36,11 +37,12 @@ class ResidualDriver(Driver[Block]):
     """The paper's: one base step is an evaluation of a fixed-point map, whose residuals tell where to jump."""
 
     def __init__(self, base: Optimizer, options: Options):
-        super().__init__(base, options)
+        super().__init__(base, fitted(options, base.param_groups))
         self.pair_steps = 0  # base steps in the cycle under way
         self.pairs_since_jump = 0
         self.pending: Pending | None = None
         self.snapshot = base_state.Snapshot()
+        self._path_sq: list[float] = []  # for a checkpoint
         self._versions: int | None = None
         self._proportional = not isinstance(base, base_state.NOT_PROPORTIONAL)
         self._cyclic = options.residual == "cycle"
@@ -146,13 +148,13 @@ class ResidualDriver(Driver[Block]):
         """Jump to the accelerated weights if they pass; True if that is final."""
         if self.blocks[0].history.pairs < 2:
             return self._skip("short_history")
-        problem = joint.assemble(self.blocks, self.options)
+        problem = joint.assemble(self.blocks, self.options, self.ranks)
         if problem is None:
             self.reset_history()
             return self._skip("nonfinite")
         if cause := self._reason_to_skip(problem, loss_fn):
             return self._skip(cause, partial(_describe, problem, self.k, cause))
-        length, descent = joint.form_candidates(self.blocks, problem, self.options)
+        length, descent = joint.form_candidates(self.blocks, problem, self.options, self.ranks)
         decision = geometric_test(
             Jump(length, descent, problem.path),
             max_jump=self.options.max_jump,
@@ -178,7 +180,7 @@ class ResidualDriver(Driver[Block]):
         wary = cautious and not self._cyclic  # the noise of cycles is met by their regularization
         if wary and is_noise(problem.gram, self.pairs_since_jump - 1):  # first, as it needs no solution
             return "noisy"
-        n = sum(block.n for block in self.blocks)
+        n = sum(block.total for block in self.blocks)
         gain = adjusted_gain(problem.gain, problem.solution.rank, n) if cautious else problem.gain
         return "no_gain" if gain > (TRUSTED_GAIN if wary else MAX_GAIN) else ""
 
@@ -201,7 +203,8 @@ class ResidualDriver(Driver[Block]):
         self._write([block.iterate for block in self.blocks])
         decision = Decision(False)
         try:
-            decision = loss_test(before, evaluate(loss_fn, params))
+            losses = torch.tensor([before, evaluate(loss_fn, params)], dtype=torch.float64)
+            decision = loss_test(*self.ranks.mean(losses).tolist())
         finally:
             if not decision.accepted:
                 self._refresh()
@@ -214,14 +217,14 @@ class ResidualDriver(Driver[Block]):
     def _settle(self, pending: Pending, group_values: list[dict[str, Any]]) -> bool:
         """Decide on the pending jump, now that the residual after it is known; False takes the step back."""
         self.pending = None
-        norm = sqrt(sum(block.normalized_residual_sq() for block in self.blocks))
+        norm_sq = torch.tensor(sum(block.normalized_residual_sq() for block in self.blocks), dtype=torch.float64)
+        norm = sqrt(self.ranks.sum(norm_sq))
         decision = residual_test(pending.norm, norm)
         if self._averages:
             points = [block.iterate if decision.accepted else block.history.last_map for block in self.blocks]
             self._push(points, restart=decision.accepted and self.options.period > 1)
         if not decision.accepted:
-            for block in self.blocks:
-                block.write_all(block.history.last_map)
+            self._write([block.history.last_map for block in self.blocks], everything=True)
             self.snapshot.restore(self.base)
             base_state.restore_group_values(self.base, group_values)
             self.waiting = None  # restored parameters may be without state again
@@ -256,6 +259,8 @@ class ResidualDriver(Driver[Block]):
             return
         with full_precision(residual_max.device):
             noise = largest([window.average(block.iterate) for block, window in zip(self.blocks, windows, strict=True)])
+        if any(block.sharded for block in self.blocks):
+            noise, residual_max = self.ranks.largest(torch.stack([noise, residual_max]))
         noisy = noise > self.options.average_tolerance * residual_max
         self.stats.counts["averaged"] += noisy  # type: ignore[assignment]  # on the device too
         for block, window in zip(self.blocks, windows, strict=True):
@@ -270,9 +275,12 @@ class ResidualDriver(Driver[Block]):
         return build_blocks(
             self.base.param_groups,
             Block,
+            self.ranks,
+            self.storage.shard,
             history_size=o.history_size,
             window=o.window_rows,
             criterion=o.average_criterion,
+            storage=self.storage,
         )
 
     def cancel(self) -> None:
@@ -308,6 +316,7 @@ class ResidualDriver(Driver[Block]):
 
     def publish(self, stepped: bool = False) -> None:
         """With the base's own state, if a jump may have to be taken back."""
+        self._path_sq = joint.path_sq(self.blocks, self.ranks) if self.blocks else []
         if self.options.safeguard == "residual" and not self.pending:
             self.snapshot.take(self.base)
         super().publish(stepped)
@@ -321,10 +330,12 @@ class ResidualDriver(Driver[Block]):
         self.snapshot.state[param] = saved
 
     def numbers(self, block: Block) -> list[float]:
-        """Progress, the pending record, counters, learning rates and the small system."""
+        """Progress, the pending record, counters, learning rates, the path and the small system of the group."""
         progress = [self.options.cycle_length, self.k, self.pair_steps, self.pairs_since_jump]
         counts = [float(self.stats.counts[name]) for name in COUNTS]
-        return [*progress, *Pending.as_numbers(self.pending), *counts, *block.numbers()]
+        system = System.sum([other.system for other in self._group_of(block)])
+        small = [*self._path_sq, *system.numbers(self.options.history_size)]
+        return [*progress, *Pending.as_numbers(self.pending), *counts, *block.numbers(), *small]
 
     def set_numbers(self, block: Block, numbers: Sequence[float]) -> None:
         """From a checkpoint."""
@@ -334,6 +345,14 @@ class ResidualDriver(Driver[Block]):
         self.pending = pending if self.options.safeguard == "residual" else None
         self.stats.set_counts(islice(rest, len(COUNTS)))
         block.set_numbers(rest)
+        path_sq, system = list(islice(rest, self.options.history_size)), System.from_numbers(rest)
+        # These are sums over blocks, which may have been others: the first that comes has them all.
+        if not any(other.history.path_sq.any() for other in self.blocks):
+            joint.set_path_sq(block, path_sq, self.ranks)
+        block.system = system.empty() if any(other.system.rhs for other in self._group_of(block)) else system
+
+    def _group_of(self, block: Block) -> list[Block]:
+        return [other for other in self.blocks if other.group == block.group]
 
 
 def _describe(problem: joint.Problem, step: int, cause: str, length: float = 0.0) -> Acceleration:

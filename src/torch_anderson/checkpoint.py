@@ -8,7 +8,7 @@ and lists would be lost.
 
 from collections.abc import Iterator, Sequence
 from copy import deepcopy
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -17,6 +17,7 @@ from torch.optim import Optimizer
 from .base_state import PREFIX
 from .options import Options
 from .parameters import Group, Views, shaped_like
+from .shards import Part
 
 if TYPE_CHECKING:
     from .driver import Driver
@@ -25,13 +26,29 @@ BASE_PREFIX = PREFIX + "base_"
 Entries = dict[Any, dict[str, Any]]
 
 
-def entries(block: Views) -> Iterator[tuple[Tensor, dict[str, Tensor]]]:
-    """(parameter, its views of the block's vectors by name)."""
+class Entry(NamedTuple):
+    """What is kept for a parameter."""
+
+    param: Tensor
+    part: Part
+    views: dict[str, Tensor]
+    """Of the block's vectors by name, in the shape of the part of the parameter that this rank keeps."""
+
+    def ahead(self, name: str) -> int:
+        """Dimensions before the parameter's."""
+        return self.views[name].dim() - _real(self.part.local(self.param)).dim()
+
+
+def entries(block: Views) -> Iterator[Entry]:
+    """Of all parameters of a block."""
     vectors = block.vectors()
-    for param, start, stop in zip(block.params, block.offsets, block.offsets[1:], strict=False):
-        yield (
+    ends = zip(block.params, block.parts, block.offsets, block.offsets[1:], strict=False)
+    for param, part, start, stop in ends:
+        local = part.local(param)
+        yield Entry(
             param,
-            {PREFIX + name: shaped_like(rows[..., start:stop], param) for name, rows in vectors.items()},
+            part,
+            {PREFIX + name: shaped_like(rows[..., start:stop], local) for name, rows in vectors.items()},
         )
 
 
@@ -45,8 +62,9 @@ def publish(run: "Driver[Any]", stepped: bool) -> list[Tensor]:
     waiting = []
     for block in run.blocks:
         numbers = torch.tensor(run.numbers(block), dtype=torch.float64)
-        shared = {PREFIX + name: tensor for name, tensor in block.shared().items()}
-        for param, views in entries(block):
+        run.mark = numbers if block is run.blocks[0] else run.mark
+        for entry in entries(block):
+            param = entry.param
             state = run.base.state.get(param, {})
             if not isinstance(state, dict):
                 continue
@@ -56,7 +74,7 @@ def publish(run: "Driver[Any]", stepped: bool) -> list[Tensor]:
             state = run.base.state[param]
             for name in _names(state, BASE_PREFIX):
                 del state[name]
-            state.update(views | shared)
+            state.update({name: entry.part.entry(view, entry.ahead(name)) for name, view in entry.views.items()})
             state.update({BASE_PREFIX + name: value for name, value in run.base_entries(param).items()})
             state[PREFIX + "numbers"] = numbers
     return waiting
@@ -73,10 +91,8 @@ def in_place(run: "Driver[Any]") -> bool:
     """Whether the base's state still holds the entries that were put there."""
     if not run.blocks or run.waiting:
         return True
-    block = run.blocks[0]
-    state = run.base.state.get(block.params[0], {})
-    name, mark = next(iter(block.shared().items()))
-    return not isinstance(state, dict) or state.get(PREFIX + name) is mark
+    state = run.base.state.get(run.blocks[0].params[0], {})
+    return not isinstance(state, dict) or state.get(PREFIX + "numbers") is run.mark
 
 
 def _names(state: Any, prefix: str) -> list[str]:
@@ -100,32 +116,34 @@ def stand_still(run: "Driver[Any]") -> None:
     Done before a step, not when a checkpoint is loaded: the weights may be loaded later.
     """
     for block in run.blocks:
-        for param, views in entries(block):
+        for param, part, views in entries(block):
             state = run.base.state.get(param, {})
             if isinstance(state, dict) and PREFIX + "numbers" not in state:
                 for name in run.points:
                     if PREFIX + name in views:
-                        views[PREFIX + name].copy_(_real(param))
+                        views[PREFIX + name].copy_(_real(part.local(param)))
 
 
 def _adopt_block(run: "Driver[Any]", block: Views) -> bool:
     found = False
-    for param, views in entries(block):
+    for entry in entries(block):
+        param, part, views = entry
         state = run.base.state.get(param, {})
-        if not isinstance(state, dict):
+        if not isinstance(state, dict) or not all(name in state for name in views):
             continue
-        if not all(name in state and state[name].shape == view.shape for name, view in views.items()):
+        found_here = {name: part.taken(state[name], entry.ahead(name)) for name in views}
+        if not all(found_here[name].shape == view.shape for name, view in views.items()):
             continue
         for name, view in views.items():
-            view.copy_(state[name])
+            view.copy_(found_here[name])
         saved = {name.removeprefix(BASE_PREFIX): deepcopy(state[name]) for name in _names(state, BASE_PREFIX)}
         if saved:
             run.take_base_entries(param, saved)
         if not found:
-            for name, tensor in block.shared().items():
-                tensor.copy_(state[PREFIX + name])
             run.set_numbers(block, state[PREFIX + "numbers"].tolist())
         found = True
+    if found:
+        block.after_adoption()
     return found
 
 

@@ -14,8 +14,8 @@ from .parameters import Views
 class DirectionBlock(Views):
     """Rows of ``directions``: differences of stored iterates, accepted jumps, the present step and the gradient."""
 
-    def __init__(self, group: int, params: Sequence[Tensor], *, rows: int, averages: int):
-        super().__init__(group, params)
+    def __init__(self, *place: Any, rows: int, averages: int):
+        super().__init__(*place)
         self.directions = self._rows(rows)
         self.stored = self._rows(min(rows, 1))  # the iterate from which the next difference is taken, in a row
         self.averages = self._rows(averages)
@@ -28,10 +28,6 @@ class DirectionBlock(Views):
         """Directions, and the points that they are measured from."""
         kept = {"directions": self.directions, "stored": self.stored, "averages": self.averages}
         return {name: rows for name, rows in kept.items() if len(rows)} | super().vectors()
-
-    def shared(self) -> dict[str, Tensor]:
-        """Squared lengths of the rows."""
-        return {"lengths_sq": self.lengths_sq}
 
     def reset(self) -> None:
         """Forget all directions; the next average starts anew by itself."""
@@ -57,11 +53,12 @@ class DirectionBlock(Views):
 
     def store_gradient(self, row: int) -> None:
         """Put the gradient into a row; parameters without one count as 0."""
-        for target, param in zip(self.directions[row].split(self.sizes), self.params, strict=True):
+        targets = self.directions[row].split(self.sizes)
+        for target, param, part in zip(targets, self.params, self.parts, strict=True):
             if param.grad is None:
                 target.zero_()
             else:
-                target.copy_(_in_memory_order(param.grad, param))
+                target.copy_(_in_memory_order(part.local(param.grad), part.local(param)))
         self._measure(row)
 
     def store_row(self, row: int, vector: Tensor) -> None:
@@ -93,6 +90,11 @@ class DirectionBlock(Views):
         self.copy_to(self.directions[row])
         self.directions[row].sub_(before)
         self._measure(row)
+
+    def after_adoption(self) -> None:
+        """Measure the rows."""
+        for row in range(len(self.directions)):
+            self._measure(row)
 
     def _measure(self, row: int) -> None:
         vector = self.directions[row].double()

@@ -14,7 +14,6 @@ from torch.optim import Optimizer
 
 from .directions import DirectionBlock
 from .discrepancy import Model, Outputs, Unusable
-from .distributed import mean_over_ranks
 from .driver import Batch, Driver
 from .evaluation import leaving_no_trace, without_graph
 from .ledger import Ledger
@@ -147,21 +146,26 @@ class DiscrepancyDriver(Driver[DirectionBlock]):
         return [row for row in (*made_of_batch, *differences, *jumps) if 0 < lengths[row] < inf]
 
     def _lengths(self) -> list[float]:
-        """Of all rows, over all blocks."""
-        return sum(block.lengths_sq.cpu() for block in self.blocks).sqrt().tolist()  # type: ignore[union-attr,return-value]
+        """Of all rows, over all blocks and ranks."""
+        return self._norms([block.lengths_sq for block in self.blocks]).tolist()
+
+    def _norms(self, squares: list[Tensor]) -> Tensor:
+        """Square roots of sums over the blocks, each with its own, and over ranks."""
+        parts = [block.share * square.cpu() for block, square in zip(self.blocks, squares, strict=True)]
+        return self.ranks.sum(torch.stack(parts).sum(0)).sqrt()
 
     def _jump(self, probe: Probe, rows: list[int]) -> tuple[Decision, Callable[[], Acceleration]]:
         """Model the outputs along the rows, and try the best combination of them with growing damping."""
         lengths = self._lengths()
         start = self._start(probe)
         columns = self._columns(probe, start, rows, lengths)
-        model = reduced(start.misfit.model(start.values, columns), mean_over_ranks)
+        model = reduced(start.misfit.model(start.values, columns), self.ranks.mean)
         before = float(total(model).loss)
         promised = loss = before
         coefficients = columns.new_zeros(len(rows))
         decision = Decision(False, "held_out")
         for _ in range(TRIES if self._helps_other_half(model) else 0):
-            coefficients, promised = minimize(start.misfit, start.values, columns, model, self.damping, mean_over_ranks)
+            coefficients, promised = minimize(start.misfit, start.values, columns, model, self.damping, self.ranks.mean)
             by_row = self._by_row(rows, lengths, coefficients)
             loss = self._try(probe, by_row)
             decision = Decision(loss < before, "" if loss < before else "loss")
@@ -192,7 +196,7 @@ class DiscrepancyDriver(Driver[DirectionBlock]):
         start = probe()
         if self.suspicious:
             again = probe()
-            with agreeing():
+            with agreeing(self.ranks):
                 self._check_repeatable(start, again)
         return start
 
@@ -206,7 +210,7 @@ class DiscrepancyDriver(Driver[DirectionBlock]):
 
     def _columns(self, probe: Probe, start: Outputs, rows: list[int], lengths: list[float]) -> Tensor:
         """How the outputs change along each row, per unit of length."""
-        size = sqrt(sum(float(block.iterate.double().square().sum()) for block in self.blocks)) or 1.0
+        size = float(self._norms([block.iterate.double().square().sum() for block in self.blocks])) or 1.0
         tiny = size * max(probe.eps, *(torch.finfo(block.params[0].dtype).eps for block in self.blocks)) ** 0.4
         secant = self.settings.probe == "secant" or probe.eps > HALF
         columns = []
@@ -219,8 +223,7 @@ class DiscrepancyDriver(Driver[DirectionBlock]):
 
     def _place(self, vector: Callable[[DirectionBlock], Tensor]) -> None:
         """Set the weights, all of them: gradients are put away while outputs are evaluated."""
-        for block in self.blocks:
-            block.write_all(vector(block))
+        self._write([vector(block) for block in self.blocks], everything=True)
 
     def _by_row(self, rows: list[int], lengths: list[float], coefficients: Tensor) -> dict[int, float]:
         """Coefficients of whole rows."""
@@ -236,7 +239,7 @@ class DiscrepancyDriver(Driver[DirectionBlock]):
             if problem.cause != "nonfinite_outputs":
                 raise
             loss = inf  # no better place
-        return float(mean_over_ranks(torch.tensor(loss, dtype=torch.float64)))
+        return float(self.ranks.mean(torch.tensor(loss, dtype=torch.float64)))
 
     def _arrive(self, by_row: dict[int, float]) -> None:
         """Keep the jump as a direction, and measure the next difference from here."""
@@ -280,7 +283,7 @@ class DiscrepancyDriver(Driver[DirectionBlock]):
         params = [p for group in self.base.param_groups for p in group["params"]]
         with leaving_no_trace(params) as rewind, without_graph(params):
             try:
-                yield Probe(outputs, self.settings.loss, params, rewind)
+                yield Probe(outputs, self.settings.loss, params, rewind, self.ranks)
             finally:
                 self._refresh()
                 self._place(lambda block: block.iterate)
@@ -320,7 +323,7 @@ class DiscrepancyDriver(Driver[DirectionBlock]):
                 for i in range(len(POWERS)):
                     self._place(lambda block, i=i: block.averages[i])  # type: ignore[misc]
                     found.append(probe())
-                self.mixture.learn(found, mean_over_ranks)
+                self.mixture.learn(found, self.ranks.mean)
             except Unusable as problem:
                 self._report(problem)
             self.stats.counts["extra_evaluations"] += probe.count
@@ -331,21 +334,21 @@ class DiscrepancyDriver(Driver[DirectionBlock]):
         self.ensure_blocks()
         kept = [block.read(0, block.n).clone() for block in self.blocks]
         if self.averaged:
-            for block in self.blocks:
-                block.write_all(block.mixture(self.mixture.shares))
+            self._place(lambda block: block.mixture(self.mixture.shares))
         try:
             yield
         finally:
             self._refresh()
-            for block, vector in zip(self.blocks, kept, strict=True):
-                block.write_all(vector)
+            self._write(kept, everything=True)
 
     # --------------------------------------------------------------------------------------------- lifecycle
 
     def build_blocks(self) -> list[DirectionBlock]:
         """Without a direction."""
         rows, averages = (count for _, count in self.options.rows.values())
-        return build_blocks(self.base.param_groups, DirectionBlock, rows=rows, averages=averages)
+        return build_blocks(
+            self.base.param_groups, DirectionBlock, self.ranks, self.storage.shard, rows=rows, averages=averages
+        )
 
     def cancel(self) -> None:
         """Nothing is under way between two steps."""

@@ -11,11 +11,14 @@ from torch._compile import _disable_dynamo
 from torch.optim import Optimizer
 
 from . import base_state, checkpoint
+from .agreement import require_agreement
+from .distributed import Ranks
 from .evaluation import LossFn
 from .options import Options
-from .parameters import Layout, Views, accelerated, look, refuse_sparse
+from .parameters import Layout, Views, accelerated, look, refuse_sparse, write
 from .safeguard import Decision
 from .stats import Acceleration, Stats
+from .storage import Storage
 
 logger = logging.getLogger("torch_anderson")
 Memory = TypeVar("Memory", bound=Views)
@@ -37,6 +40,8 @@ class Driver(ABC, Generic[Memory]):
     def __init__(self, base: Optimizer, options: Options):
         self.base = base
         self.options = options
+        self.storage = options.storage or Storage()
+        self.ranks = Ranks(self.storage.process_group)
         self.stats = Stats()
         self.hooks: OrderedDict[int, Callable[[Acceleration], None]] = OrderedDict()
         self.enabled = True
@@ -46,7 +51,9 @@ class Driver(ABC, Generic[Memory]):
         self.waiting: list[Tensor] | None = None  # parameters whose base state does not exist yet
         self._layout: Layout | None = None
         self._seen: list[Any] = []
+        self.mark: Tensor | None = None  # what tells that entries in the base's state are the present ones
         self._told: set[str] = set()
+        self._agreed = False
 
     @_disable_dynamo  # torch.compiler.disable, but without importing the compiler before it is needed
     def step(self, closure: Callable[[], Any] | None, batch: Batch) -> Any:
@@ -56,7 +63,15 @@ class Driver(ABC, Generic[Memory]):
         self._look_around()
         if not self.has_learning_rate():
             return self._idle_step(closure)
+        if not self._agreed:
+            self._agree()
         return self.accelerated_step(closure, batch)
+
+    def _agree(self) -> None:
+        """Compare with other ranks, once."""
+        if self.ranks.size > 1:
+            require_agreement(self.options, self.base.param_groups, self.ranks)
+        self._agreed = True
 
     @abstractmethod
     def accelerated_step(self, closure: Callable[[], Any] | None, batch: Batch) -> Any:
@@ -108,9 +123,8 @@ class Driver(ABC, Generic[Memory]):
         for block in self.blocks:
             block.refresh()
 
-    def _write(self, vectors: list[Tensor]) -> None:
-        for block, vector in zip(self.blocks, vectors, strict=True):
-            block.write(vector)
+    def _write(self, vectors: list[Tensor], everything: bool = False) -> None:
+        write(self.blocks, vectors, everything)
 
     # ------------------------------------------------------------------------------------------------ telling
 

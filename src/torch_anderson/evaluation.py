@@ -22,13 +22,19 @@ def leaving_no_trace(params: Sequence[Tensor]) -> Iterator[Callable[[], None]]:
     devices = _cuda_devices(params)
     buffers: dict[tuple[int, str], tuple[torch.nn.Module, Tensor, Tensor]] = {}
 
+    sharded: dict[int, Any] = {}
+
     def keep_buffers(module: torch.nn.Module, _: Any) -> None:
+        if is_sharded(module):
+            sharded[id(module)] = module
         for owner in module.modules():
             for name, buffer in owner._buffers.items():
                 if buffer is not None and (id(owner), name) not in buffers:
                     buffers[id(owner), name] = (owner, buffer, buffer.detach().clone())
 
     def rewind() -> None:
+        for module in sharded.values():
+            module.reshard()  # or it would evaluate the weights that it has gathered, not those written since
         torch.set_rng_state(state)
         for index, device_state in zip(devices, device_states, strict=True):
             torch.cuda.set_rng_state(device_state, index)
@@ -49,6 +55,25 @@ def leaving_no_trace(params: Sequence[Tensor]) -> Iterator[Callable[[], None]]:
         for p, gradient in zip(params, gradients, strict=True):
             p.grad = gradient
         rewind()
+
+
+def is_sharded(module: torch.nn.Module) -> bool:
+    """Whether ``fully_shard`` was applied to it."""
+    fsdp = sys.modules.get("torch.distributed.fsdp")
+    return fsdp is not None and isinstance(module, fsdp.FSDPModule)
+
+
+@contextmanager
+def resharded(model: torch.nn.Module | None) -> Iterator[None]:
+    """What ``fully_shard`` has gathered of a model is gathered anew, within and afterwards."""
+    modules: list[Any] = [module for module in model.modules() if is_sharded(module)] if model else []
+    for module in modules:
+        module.reshard()
+    try:
+        yield
+    finally:
+        for module in modules:
+            module.reshard()
 
 
 def _as_written() -> AbstractContextManager[Any]:

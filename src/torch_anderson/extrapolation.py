@@ -65,7 +65,8 @@ def _rate_change(coefficients: Sequence[float], learning_rates: Sequence[float])
 
 
 def correction(weights: Weights[Tensor], map_diffs: Tensor, residual_diffs: Tensor, last_residual: Tensor) -> Tensor:
-    """The vector e for one range of columns; rows and weights in the same order, or batches of them.
+    """The vector e for one range of columns; rows and weights in the same order, or batches of them. Rows may lie on
+    another device than the residual, where e is wanted.
 
     >>> weights = Weights(torch.tensor([2.0]), None, 0.5)
     >>> correction(weights, torch.tensor([[1.0, 3.0]]), torch.zeros(1, 2), torch.tensor([4.0, 0.0])).tolist()
@@ -74,6 +75,7 @@ def correction(weights: Weights[Tensor], map_diffs: Tensor, residual_diffs: Tens
     e = _combine(map_diffs, weights.map_rows)
     if weights.residual_rows is not None:
         e = e.add_(_combine(residual_diffs, weights.residual_rows))
+    e = e.to(last_residual.device)
     return e.add_(last_residual, alpha=weights.residual) if weights.residual else e
 
 

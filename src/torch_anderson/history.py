@@ -12,10 +12,13 @@ schedule changes the small system by a factor and not the rows.
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor
+
+from .courier import Courier
 
 ReadMap = Callable[[int, int], Tensor]
 
@@ -34,10 +37,10 @@ LAUNCHES = 16
 
 
 def chunks(n: int, device: torch.device, length: int = CHUNK) -> Iterator[tuple[int, int]]:
-    """Column ranges ``(start, stop)`` that cover ``n``."""
+    """Column ranges ``(start, stop)`` that cover ``n``; an empty one for none."""
     if device.type != "cpu":
         length *= LAUNCHES
-    return ((start, min(start + length, n)) for start in range(0, n, length))
+    return ((start, min(start + length, n)) for start in range(0, max(n, 1), length))
 
 
 def columns(vectors: Tensor, start: int, stop: int) -> Tensor:
@@ -63,16 +66,33 @@ class History:
     Rows lie in a ring: the slot of the oldest is written next.
     """
 
-    def __init__(self, size: int, n: int, *, device: torch.device, dtype: torch.dtype, batch: tuple[int, ...] = ()):
+    def __init__(
+        self,
+        size: int,
+        n: int,
+        *,
+        device: torch.device,
+        dtype: torch.dtype,
+        batch: tuple[int, ...] = (),
+        wide: bool | None = None,
+        row_device: torch.device | None = None,
+        row_dtype: torch.dtype | None = None,
+    ):
         self.size = size
         self.n = n
-        self.map_diffs = torch.zeros(*batch, size, n, device=device, dtype=dtype)
+        residual_dtype = torch.float64 if (n <= SHORT if wide is None else wide) else dtype
         self.last_map = torch.zeros(*batch, n, device=device, dtype=dtype)
-        # The last residual lies behind the differences, so that one product serves both.
-        wide = torch.float64 if n <= SHORT else dtype
-        self._residuals = torch.zeros(*batch, size + 1, n, device=device, dtype=wide)
-        self.residual_diffs = self._residuals.narrow(-2, 0, size)
-        self.last_residual = self._residuals.select(-2, size)
+        self.courier = Courier(device, row_device or device) if row_device not in (None, device) or row_dtype else None
+        if self.courier:
+            rows = partial(self.courier.rows, (*batch, size, n))
+            self.map_diffs, self.residual_diffs = rows(row_dtype or dtype), rows(row_dtype or residual_dtype)
+            self.last_residual = torch.zeros(*batch, n, device=device, dtype=residual_dtype)
+        else:
+            self.map_diffs = torch.zeros(*batch, size, n, device=device, dtype=dtype)
+            # The last residual lies behind the differences, so that one product serves both.
+            self._residuals = torch.zeros(*batch, size + 1, n, device=device, dtype=residual_dtype)
+            self.residual_diffs = self._residuals.narrow(-2, 0, size)
+            self.last_residual = self._residuals.select(-2, size)
         self.path_sq = torch.zeros(*batch, size, device=device, dtype=torch.float64)  # |w_i - w_{i-1}|^2
         self.pairs = 0
         self.fresh = 0  # rows stored since ``fresh`` was last set to 0 by who reads their products
@@ -105,7 +125,8 @@ class History:
         for start, stop in chunks(self.n, iterate.device):
             w, u = columns(iterate, start, stop), read_map(start, stop)
             last_u, last_r = columns(self.last_map, start, stop), columns(self.last_residual, start, stop)
-            du, dr = columns(self._map_rows[slot], start, stop), columns(self._residual_rows[slot], start, stop)
+            rows = columns(self._map_rows[slot], start, stop), columns(self._residual_rows[slot], start, stop)
+            du, dr = (torch.empty_like(last_u), torch.empty_like(last_r)) if self.courier else rows
             if self.pairs:
                 torch.sub(u, last_u, out=du)
                 torch.neg(last_r, out=dr)
@@ -115,6 +136,8 @@ class History:
             if self.pairs:
                 part = squares(self._iterate_diff(du, dr.add_(r), r, learning_rate))
                 path_sq = part if path_sq is None else path_sq.add_(part)
+                if self.courier:
+                    self.courier.send((du, dr), rows)
         if self.pairs:
             self._path_sq[slot].copy_(path_sq)
             self.fresh = min(self.fresh + 1, self.size)
@@ -130,41 +153,70 @@ class History:
     @property
     def wide(self) -> bool:
         """Whether residuals are kept in float64, so that all products are exact."""
-        return self._residuals.dtype == torch.float64
+        return self.residual_diffs.dtype == torch.float64
 
-    def products(self, slots: Sequence[int], exact: bool = True) -> tuple[Tensor, Tensor]:
-        """Products of the rows in ``slots`` with all rows and with the last residual, (size + 1, len(slots)), and
-        |r / lr|^2 of the last pair.
+    def products(
+        self, rows: Sequence[int], exact: bool = True, maps: bool = False, span: tuple[int, int] | None = None
+    ) -> tuple[Tensor, Tensor]:
+        """Products of all rows Z with those in ``rows``, one column each, and |r / lr|^2 of the last pair; over all
+        columns, or a ``span`` of them.
 
-        Exact ones are formed in float64: nearly collinear columns need it (in float32 the least-squares residual was
-        up to 13 times the optimum at condition 1e6). Others are formed in the rows' type, chunk by chunk, and summed
-        in float64: their error is about 1e-7 of the lengths, and they take half the time. The rows are read once.
+        Z has the residual differences in the order of their slots, the last residual and, with ``maps``, the map
+        differences. Exact products are formed in float64: nearly collinear columns need it (in float32 the
+        least-squares residual was up to 13 times the optimum at condition 1e6). Others are formed in the rows' type,
+        chunk by chunk, and summed in float64: their error is about 1e-7 of the lengths, and they take half the time.
+        The rows are read once.
         """
         products: Any = None
         residual_sq: Any = None
-        for rows in self._wide_residuals() if exact else self._residual_chunks(NARROW_CHUNK):
-            part, part_sq = product(rows, slots).double(), squares(rows.select(-2, self.size)).double()
+        span = span or (0, self.n)
+        for z in self._wide_rows(span, maps) if exact else self._narrow_rows(span):
+            part, part_sq = product(z, rows).double(), squares(z.select(-2, self.size)).double()
             products = part if products is None else products.add_(part)
             residual_sq = part_sq if residual_sq is None else residual_sq.add_(part_sq)
         return products, residual_sq
 
-    def _residual_chunks(self, length: int) -> Iterator[Tensor]:
-        return (columns(self._residuals, *ends) for ends in chunks(self.n, self._residuals.device, length))
+    def _narrow_rows(self, span: tuple[int, int]) -> Iterator[Tensor]:
+        return (columns(self._residuals, a, b) for a, b in self._ranges(span, NARROW_CHUNK))
 
-    def _wide_residuals(self) -> Iterator[Tensor]:
-        """Residual rows in float64, chunk by chunk, converted in one workspace that stays in a cache."""
-        wide: Tensor | None = None
-        for rows in self._residual_chunks(PRODUCT_CHUNK):
-            if self.wide:
-                yield rows
-            elif wide is None:
-                yield (wide := rows.double())
+    def _wide_rows(self, span: tuple[int, int], maps: bool) -> Iterator[Tensor]:
+        """Z in float64, chunk by chunk, converted in one workspace that stays in a cache."""
+        workspace: Tensor | None = None
+        for a, b in self._ranges(span, PRODUCT_CHUNK):
+            if not maps and not self.courier and self.wide:
+                yield columns(self._residuals, a, b)
+                continue
+            if workspace is None:
+                shape = (*self.map_diffs.shape[:-2], self.size * (1 + maps) + 1, b - a)
+                workspace = torch.empty(shape, dtype=torch.float64, device=self.map_diffs.device)
+            z = workspace.narrow(-1, 0, b - a)
+            if self.courier:
+                z.narrow(-2, 0, self.size).copy_(columns(self.residual_diffs, a, b))
+                z.select(-2, self.size).copy_(columns(self.last_residual, a, b))
             else:
-                yield wide.narrow(-1, 0, rows.shape[-1]).copy_(rows)
+                z.narrow(-2, 0, self.size + 1).copy_(columns(self._residuals, a, b))
+            if maps:
+                z.narrow(-2, self.size + 1, self.size).copy_(columns(self.map_diffs, a, b))
+            yield z
+
+    def _ranges(self, span: tuple[int, int], length: int) -> Iterator[tuple[int, int]]:
+        """Column ranges that cover the span; rows that are on their way there have arrived."""
+        if self.courier:
+            self.courier.wait()
+        start, stop = span
+        return ((start + a, start + b) for a, b in chunks(stop - start, self.map_diffs.device, length))
+
+    def rows_at(self, start: int, stop: int) -> tuple[Tensor, Tensor]:
+        """Map and residual differences for a range of columns, where and as they can be combined."""
+        rows = columns(self.map_diffs, start, stop), columns(self.residual_diffs, start, stop)
+        if not self.courier:
+            return rows
+        self.courier.wait()
+        return rows[0].to(self.last_map.dtype), rows[1].to(self.last_map.dtype)
 
 
 def product(rows: Tensor, slots: Sequence[int]) -> Tensor:
-    """Products of all rows with those in ``slots``, one column each."""
+    """Products of all rows with some of them, one column each."""
     if len(slots) == 1 and rows.dim() == 2:
         return torch.mv(rows, rows.select(0, slots[0])).unsqueeze(-1)
     return rows @ rows[..., slots, :].mT

@@ -39,6 +39,19 @@ class System:
         return numbers + [0.0] * (2 + size + size * (size + 1) // 2 - len(numbers))
 
     @classmethod
+    def sum(cls, systems: Sequence["System"]) -> "System":
+        """One system of the columns of all."""
+        total = systems[0].empty()
+        total.rhs = [sum(entries) for entries in zip(*(system.rhs for system in systems), strict=True)]
+        grams = zip(*(system.gram for system in systems), strict=True)
+        total.gram = [[sum(entries) for entries in zip(*rows, strict=True)] for rows in grams]
+        return total
+
+    def empty(self) -> "System":
+        """A system of as many columns that are zero."""
+        return System(len(self.rhs), self.exact)
+
+    @classmethod
     def from_numbers(cls, rest: Iterator[float]) -> "System":
         """The inverse of ``numbers``; what pads them is left."""
         exact, columns = bool(next(rest)), int(next(rest))

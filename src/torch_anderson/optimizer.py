@@ -16,11 +16,14 @@ from . import checkpoint
 from .acceleration import ResidualDriver
 from .discrepancy import Discrepancy
 from .discrepancy_driver import DiscrepancyDriver
+from .distributed import Ranks
 from .driver import Batch, Driver
-from .evaluation import LossFn, batch_statistics
+from .evaluation import LossFn, batch_statistics, resharded
 from .options import Options
 from .parameters import accelerated, flat_view
+from .shards import is_dtensor, part_of
 from .stats import Acceleration, Stats
+from .storage import Storage
 
 FORWARDED = frozenset({"train", "eval", "consolidate_state_dict"})
 
@@ -62,6 +65,7 @@ class Anderson(Optimizer):
         discrepancy: let the model's outputs drive instead of the residual: ``"mse"``, ``"residual"``,
             ``"cross_entropy"``, a convex function, or a ``Discrepancy``, which also has the sizes and periods. Of the
             options above only ``on_accept`` counts then.
+        storage: where the history lives, and which ranks train together: a ``Storage``.
 
     A parameter group takes no part if it has ``"anderson": False``.
 
@@ -97,6 +101,7 @@ class Anderson(Optimizer):
         safeguard: str | None = "descent",
         on_accept: str = "keep",
         discrepancy: Discrepancy | str | Callable[..., torch.Tensor] | None = None,
+        storage: Storage | None = None,
     ):
         options = Options(
             history_size=history_size,
@@ -115,9 +120,10 @@ class Anderson(Optimizer):
             safeguard=safeguard,
             on_accept=on_accept,
             discrepancy=as_discrepancy(discrepancy),
+            storage=storage,
         )
         _check_driver(options)
-        _check_base(base)
+        _check_base(base, options)
         super().__init__(base.param_groups, {})  # hooks; the groups are the base's
         checkpoint.withdraw(base)  # a checkpoint of ours that the base loaded by itself has lost its precision
         self._accelerator = _driver(base, options)
@@ -201,7 +207,11 @@ class Anderson(Optimizer):
                 "No weights to evaluate with are kept. Build Anderson with "
                 "discrepancy=Discrepancy(..., use='evaluation') or use='both'."
             )
-        with self._accelerator.evaluation_weights(), batch_statistics(model, batches):
+        if model is None and any(block.sharded for block in self._accelerator.blocks):
+            raise ValueError(
+                "Invalid model: None. Of a sharded model, give accelerated_weights(model) the model itself."
+            )
+        with resharded(model), self._accelerator.evaluation_weights(), batch_statistics(model, batches):
             yield
 
     def reset_history(self) -> None:
@@ -279,7 +289,7 @@ class Anderson(Optimizer):
         if self._built:
             self.base.add_param_group(param_group)
             try:
-                _check_parameters(self.base)
+                _check_parameters(self.base, self.options)
             except ValueError:
                 self.base.param_groups.pop()
                 raise
@@ -355,30 +365,51 @@ def _driver(base: Optimizer, options: Options) -> Driver[Any]:
 
 def _check_driver(options: Options) -> None:
     """Options of the residual driver would be silently without effect."""
+    if options.storage is not None and not isinstance(options.storage, Storage):
+        raise ValueError(f"Invalid storage: {options.storage!r}. Allowed: None or a torch_anderson.Storage.")
     if options.discrepancy is None:
         return
+    if options.storage and not options.storage.default_rows:
+        raise ValueError("Invalid storage: of its options, shard and process_group are allowed with discrepancy.")
     defaults = {name: option.default for name, option in signature(Anderson.__init__).parameters.items()}
     for name, value in vars(options).items():
-        if name not in ("discrepancy", "on_accept") and value != defaults[name]:
+        if name not in ("discrepancy", "on_accept", "storage") and value != defaults[name]:
             raise ValueError(
                 f"Invalid {name}: {value!r} has no effect with discrepancy. Allowed: on_accept; sizes and periods are "
                 "set in Discrepancy(...)."
             )
 
 
-def _check_base(base: Any) -> None:
+def _check_base(base: Any, options: Options) -> None:
     if not isinstance(base, Optimizer):
         raise TypeError(f"Invalid base: {type(base).__name__}. Allowed: an instance of torch.optim.Optimizer.")
     if isinstance(base, Anderson):
         raise ValueError("Invalid base: it is accelerated already. Allowed: an optimizer that is not.")
     if isinstance(base, torch.optim.SparseAdam):
         raise ValueError("Invalid base: SparseAdam. Allowed: an optimizer of dense gradients.")
-    _check_parameters(base)
+    if any(kind.__name__ == "ZeroRedundancyOptimizer" for kind in type(base).__mro__):
+        raise ValueError(
+            "Invalid base: ZeroRedundancyOptimizer, which hides its state from checkpoints. Allowed: the optimizer "
+            "inside it; use fully_shard to shard its state, or Storage(shard=True) for the history."
+        )
+    _check_parameters(base, options)
 
 
-def _check_parameters(base: Optimizer) -> None:
+def _check_parameters(base: Optimizer, options: Options) -> None:
     params = [param for _, param in accelerated(base.param_groups)]
     if not params:
         raise ValueError("Invalid base: it has no parameters to accelerate (all empty, frozen or opted out).")
+    ranks = Ranks(options.storage.process_group if options.storage else None)
     for param in params:
-        flat_view(param)
+        flat_view(part_of(param, ranks, shard=False).local(param))
+    _check_meshes([param for param in params if is_dtensor(param)], ranks)
+
+
+def _check_meshes(params: list[Any], ranks: Ranks) -> None:
+    """The ranks that add up have to be those that share the model; some parameters may be on a part of them."""
+    largest = max((param.device_mesh.size() for param in params), default=ranks.size)
+    if largest != ranks.size:
+        raise ValueError(
+            f"Invalid parameters: they lie on a mesh of {largest} of {ranks.size} ranks. Give those that train this "
+            "part of the model together (e.g. a pipeline stage) with Storage(process_group=...)."
+        )

@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from .discrepancy import Discrepancy
+    from .storage import Storage
 
 CHOICES: dict[str, tuple[Any, ...]] = {
     "mixing": ("paper", "anderson"),
@@ -39,6 +40,7 @@ class Options:
     safeguard: str | None
     on_accept: str
     discrepancy: "Discrepancy | None" = None
+    storage: "Storage | None" = None
 
     def __post_init__(self) -> None:
         for name, smallest in SMALLEST.items():

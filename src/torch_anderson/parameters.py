@@ -1,14 +1,16 @@
 """The one place that sees tensors and groups: parameters as flat blocks of numbers.
 
-A block gathers the parameters of one group that share a device and a type, so that it has one learning rate
-and one flat row per vector. Half-precision parameters are accelerated in float32, complex ones as pairs of
-real numbers.
+A block gathers the parameters of one group that share a device and a type and lie alike on the ranks, so that it has
+one learning rate and one flat row per vector: of what this rank keeps of them. Half-precision parameters are
+accelerated in float32, complex ones as pairs of real numbers.
 """
 
 from abc import ABC, abstractmethod
 from array import array
 from bisect import bisect_right
+from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import replace
 from itertools import accumulate, compress, islice
 from operator import attrgetter
 from typing import Any, NamedTuple, TypeVar
@@ -17,8 +19,13 @@ import torch
 from torch import Tensor
 
 from .averaging import Window, largest
-from .history import History, ReadMap, chunks, columns
+from .distributed import Ranks
+from .history import SHORT, History, ReadMap, chunks, columns
 from .least_squares import System
+from .moments import Moments
+from .options import Options
+from .shards import Part, Slice, Sliced, exchange, part_of, real_numbers
+from .storage import Piece, Storage, fit
 
 Group = dict[str, Any]
 V = TypeVar("V", bound="Views")
@@ -27,16 +34,27 @@ V = TypeVar("V", bound="Views")
 class Views(ABC):
     """Parameters that share group, device and type, read and written as one vector. What a driver keeps is added."""
 
-    def __init__(self, group: int, params: Sequence[Tensor]):
+    def __init__(self, group: int, params: Sequence[Tensor], parts: Sequence[Part], ranks: Ranks, kin: int):
         self.group = group
+        self.kin = kin  # numbers of this type in the whole group, on all ranks
         self.params = list(params)
+        self.parts = list(parts)
         self.device = params[0].device
         self.dtype = working_dtype(params[0].dtype)
-        self._views = [flat_view(p) for p in params]
+        self._views = self._flat_views()
         self._pointers = pointers(params)
         self.sizes = [view.numel() for view in self._views]
         self.offsets = [0, *accumulate(self.sizes)]
         self.n = self.offsets[-1]
+        self.total = sum(map(real_numbers, params))  # on all ranks, copies once
+        self.sharded = parts[0].sharded
+        self.share = 1 / parts[0].copies  # of a sum over all columns, so that ranks add up to one copy
+        # Ranks that all have the same columns share the work of multiplying them.
+        alike = parts[0].copies == ranks.size
+        self.span = (
+            (self.n * ranks.index // ranks.size, self.n * (ranks.index + 1) // ranks.size) if alike else (0, self.n)
+        )
+        self.span_share = 1.0 if alike else self.share
         self.iterate = torch.zeros(self.n, device=self.device, dtype=self.dtype)
         self._parts = self.iterate.split(self.sizes)
 
@@ -48,7 +66,10 @@ class Views(ABC):
         """Look at the parameters anew where their memory was swapped (``p.data = ...``), by the base or others."""
         now = pointers(self.params)
         if now != self._pointers:
-            self._pointers, self._views = now, [flat_view(param) for param in self.params]
+            self._pointers, self._views = now, self._flat_views()
+
+    def _flat_views(self) -> list[Tensor]:
+        return [flat_view(part.local(param)) for part, param in zip(self.parts, self.params, strict=True)]
 
     def read(self, start: int, stop: int) -> Tensor:
         """The present parameters, for a range of columns, in the working type."""
@@ -73,26 +94,29 @@ class Views(ABC):
         else:  # converting makes ``cat`` four times slower than these
             torch._foreach_copy_(vector.split(self.sizes), self._views)
 
-    def write_all(self, vector: Tensor) -> None:
-        """Set the parameters, whether or not they have a gradient."""
-        torch._foreach_copy_(self._views, vector.split(self.sizes))
-
-    def write(self, vector: Tensor) -> None:
-        """Set the parameters, except those that the base leaves alone because they have no gradient."""
+    def write(self, vector: Tensor, everything: bool = False) -> None:
+        """Set the parameters, by default except those that the base leaves alone because they have no gradient."""
         targets, sources = self._views, self._parts if vector is self.iterate else vector.split(self.sizes)
-        has_gradient = [param.grad is not None for param in self.params]
-        if not all(has_gradient):
-            targets, sources = list(compress(targets, has_gradient)), list(compress(sources, has_gradient))
+        written = [everything or param.grad is not None for param in self.params]
+        if not all(written):
+            targets, sources = list(compress(targets, written)), list(compress(sources, written))
         if targets:
             torch._foreach_copy_(targets, sources)
+
+    def slices(self, vector: Tensor, everything: bool) -> Iterator[Slice]:
+        """The same for parameters of which other ranks have the rest: what to exchange with them."""
+        for param, part, values in zip(self.params, self.parts, vector.split(self.sizes), strict=True):
+            if everything or param.grad is not None:
+                assert isinstance(part, Sliced)
+                yield Slice(part, flat_view(param), values)
 
     def moved(self) -> bool:
         """Whether the base step changed anything since ``keep_iterate``.
 
-        Off the CPU the answer would stop the device and is taken to be yes: a step of exactly zero then shows at
-        the next acceleration.
+        Off the CPU the answer would stop the device, on sharded parameters it would take all ranks: there it is taken
+        to be yes, and a step of exactly zero shows at the next acceleration.
         """
-        if self.device.type != "cpu":
+        if self.device.type != "cpu" or self.sharded:
             return True
         pairs = zip(self._views, self._parts, strict=True)
         return not all(torch.equal(view.to(self.dtype), before) for view, before in pairs)
@@ -100,15 +124,14 @@ class Views(ABC):
     @property
     def bytes(self) -> int:
         """Memory kept for the block."""
-        return sum(tensor.nbytes for tensor in (*self.vectors().values(), *self.shared().values()))
+        return sum(tensor.nbytes for tensor in self.vectors().values())
 
     def vectors(self) -> dict[str, Tensor]:
         """What is kept of the length of the parameters, by name: vectors and matrices of rows."""
         return {"iterate": self.iterate}
 
-    @abstractmethod
-    def shared(self) -> dict[str, Tensor]:
-        """Small tensors that a checkpoint repeats for every parameter; the first tells that it is ours."""
+    def after_adoption(self) -> None:  # noqa: B027  # most have nothing to do
+        """When all vectors have come from a checkpoint: work out what follows from them."""
 
     @abstractmethod
     def reset(self) -> None:
@@ -122,9 +145,25 @@ class Views(ABC):
 class Block(Views):
     """The memory of the residual driver: pairs, their small system, and the window of the moving average."""
 
-    def __init__(self, group: int, params: Sequence[Tensor], *, history_size: int, window: int, criterion: str):
-        super().__init__(group, params)
-        self.history = History(history_size, self.n, device=self.device, dtype=self.dtype)
+    def __init__(
+        self,
+        *place: Any,
+        history_size: int,
+        window: int,
+        criterion: str,
+        storage: Storage,
+    ):
+        super().__init__(*place)
+        self.history = History(
+            history_size,
+            self.n,
+            device=self.device,
+            dtype=self.dtype,
+            wide=self.kin <= SHORT,
+            row_device=None if storage.device is None else torch.device(storage.device),
+            row_dtype=storage.dtype,
+        )
+        self.moments = Moments(history_size)
         self.system = System()
         self.window = Window(window, self.n, criterion, device=self.device, dtype=self.dtype) if window else None
         self.learning_rate = 1.0  # of the pair being measured; summed over a cycle
@@ -143,16 +182,18 @@ class Block(Views):
 
     def residual_max(self, stored: bool) -> Tensor:
         """|r| in the maximum norm, on the device; ``stored``: r is in the history."""
+        if not self.n:
+            return torch.zeros((), device=self.device, dtype=self.dtype)
         if stored:
-            return self.history.last_residual.abs().amax().mul_(self.learning_rate)
+            return self.history.last_residual.abs().amax().mul_(self.learning_rate).to(self.dtype)
         parts = [(self.read(a, b) - columns(self.iterate, a, b)).abs_().amax() for a, b in self.chunks()]
         return largest(parts)
 
     def normalized_residual_sq(self) -> float:
-        """|r / lr| squared, of the step just made."""
+        """This rank's part of |r / lr| squared, of the step just made."""
         rate = self.learning_rate or float("inf")
         parts = [(self.read(a, b) - columns(self.iterate, a, b)).double().div_(rate) for a, b in self.chunks()]
-        return float(sum(torch.dot(r, r) for r in parts))
+        return self.share * float(sum(torch.dot(r, r) for r in parts))
 
     def vectors(self) -> dict[str, Tensor]:
         """Pairs and window."""
@@ -165,20 +206,17 @@ class Block(Views):
         }
         return kept | super().vectors() | ({"window": self.window.points} if self.window else {})
 
-    def shared(self) -> dict[str, Tensor]:
-        """The lengths of the path."""
-        return {"path_sq": self.history.path_sq}
-
     def reset(self) -> None:
         """Forget every pair."""
         self.history.reset()
+        self.moments.reset()
         self.system = System()
 
     def take_progress(self, other: "Block") -> None:
         """Stand where another block stands, with nothing but zero residuals behind."""
         self.history.pairs, self.history.fresh = other.history.pairs, other.history.fresh
         self.history.learning_rates = list(other.history.learning_rates)
-        self.system = System(len(other.system.rhs), other.system.exact)
+        self.system = other.system.empty()
         self.learning_rate, self.stored_rate = other.learning_rate, other.stored_rate
         if self.window and other.window:
             self.window.count = other.window.count
@@ -189,7 +227,7 @@ class Block(Views):
         rates = [*history.learning_rates, *[-1.0] * (m + 1 - len(history.learning_rates))]
         pair = [self.learning_rate, -1.0 if self.stored_rate is None else self.stored_rate]
         progress = [history.pairs, history.fresh, window.count if window else 0]
-        return [*progress, *pair, *rates, *self.system.numbers(m)]
+        return [*progress, *pair, *rates]
 
     def set_numbers(self, rest: Iterator[float]) -> None:
         """The inverse of ``numbers``."""
@@ -200,7 +238,7 @@ class Block(Views):
         self.learning_rate, stored_rate = islice(rest, 2)
         self.stored_rate = None if stored_rate < 0 else stored_rate
         history.learning_rates = list(islice(rest, m + 1))[: min(history.pairs, m + 1)]
-        self.system = System.from_numbers(rest)
+        self.moments.reset()
 
     # An in-cycle mean needs one vector, not a window: the sum of the displacements from the anchor.
 
@@ -247,8 +285,6 @@ def working_dtype(dtype: torch.dtype) -> torch.dtype:
 
 def flat_view(param: Tensor) -> Tensor:
     """All numbers of a parameter as one real vector, in the order of memory, sharing memory and version."""
-    if hasattr(param, "to_local"):
-        raise ValueError("Invalid parameter: a DTensor. Allowed: parameters that are whole on their rank.")
     view = param.detach()
     if view.is_complex():
         view = torch.view_as_real(view)
@@ -272,6 +308,18 @@ def _dense(view: Tensor) -> bool:
     return True
 
 
+def write(blocks: Sequence[Views], vectors: Sequence[Tensor], everything: bool = False) -> None:
+    """Set the parameters of all blocks, each by its vector, on all ranks alike."""
+    slices: list[Slice] = []
+    for block, vector in zip(blocks, vectors, strict=True):
+        if isinstance(block.parts[0], Sliced):
+            slices += block.slices(vector, everything)
+        else:
+            block.write(vector, everything)
+    if slices:
+        exchange(slices)
+
+
 def shaped_like(rows: Tensor, param: Tensor) -> Tensor:
     """A slice of flat rows seen in the parameter's shape (complex numbers as a last dimension of 2)."""
     like = torch.view_as_real(param.detach()) if param.is_complex() else param
@@ -290,8 +338,8 @@ def accelerated(groups: Sequence[Group]) -> list[tuple[int, Tensor]]:
 
 
 def pointers(params: Iterable[Tensor]) -> list[int]:
-    """Where the parameters lie in memory."""
-    return list(map(Tensor.data_ptr, params))
+    """Where the parameters lie in memory; of a DTensor, its local shard."""
+    return [getattr(param, "_local_tensor", param).data_ptr() for param in params]
 
 
 def look(groups: Sequence[Group]) -> list[Any]:
@@ -321,9 +369,30 @@ class Layout(NamedTuple):
         return cls([(index, id(p)) for index, p in members], [(p.device, p.dtype) for _, p in members])
 
 
-def build_blocks(groups: Sequence[Group], kind: type[V], **kept: Any) -> list[V]:
+def build_blocks(groups: Sequence[Group], kind: type[V], ranks: Ranks, shard: bool, **kept: Any) -> list[V]:
     """Blocks of a kind for the parameters as they are now; ``kept`` says what each keeps for them."""
-    members: dict[tuple[int, torch.device, torch.dtype], list[Tensor]] = {}
+    members: dict[Any, list[tuple[Tensor, Part]]] = {}
+    kin: Counter[tuple[int, torch.dtype]] = Counter()
     for index, param in accelerated(groups):
-        members.setdefault((index, param.device, param.dtype), []).append(param)
-    return [kind(index, params, **kept) for (index, _, _), params in members.items()]
+        part = part_of(param, ranks, shard)
+        members.setdefault((index, param.dtype, param.device, part.key), []).append((param, part))
+        kin[index, param.dtype] += real_numbers(param)
+    blocks = []
+    for (index, dtype, *_), found in members.items():
+        params, parts = [param for param, _ in found], [part for _, part in found]
+        blocks.append(kind(index, params, parts, ranks, kin[index, dtype], **kept))
+    return blocks
+
+
+def fitted(options: Options, groups: Sequence[Group]) -> Options:
+    """Options whose storage keeps to its budget."""
+    storage = options.storage
+    if storage is None or storage.budget is None:
+        return options
+    ranks = Ranks(storage.process_group)
+    pieces = [
+        Piece(part_of(param, ranks, storage.shard).fullest(), param.device, working_dtype(param.dtype).itemsize)
+        for _, param in accelerated(groups)
+    ]
+    storage, depth = fit(storage, pieces, options.history_size, options.window_rows)
+    return replace(options, storage=storage, history_size=depth)

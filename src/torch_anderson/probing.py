@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from .discrepancy import Outputs, Unusable, read
-from .distributed import mean_over_ranks
+from .distributed import Ranks
 
 WROTE = "outputs changed the parameters; it must only evaluate the model"
 
@@ -16,8 +16,15 @@ WROTE = "outputs changed the parameters; it must only evaluate the model"
 class Probe:
     """The user's function at any weights: always with the same random numbers and buffers, and without a graph."""
 
-    def __init__(self, outputs: Callable[[], Any], loss: Any, params: Sequence[Tensor], rewind: Callable[[], None]):
-        self._outputs, self._loss, self._params, self._rewind = outputs, loss, params, rewind
+    def __init__(
+        self,
+        outputs: Callable[[], Any],
+        loss: Any,
+        params: Sequence[Tensor],
+        rewind: Callable[[], None],
+        ranks: Ranks,
+    ):
+        self._outputs, self._loss, self._params, self._rewind, self._ranks = outputs, loss, params, rewind, ranks
         self._shape: tuple[Any, ...] | None = None
         self.eps = 0.0
         """The rounding unit of the outputs."""
@@ -30,7 +37,7 @@ class Probe:
         have to make as many.
         """
         self.count += 1
-        with agreeing():
+        with agreeing(self._ranks):
             return self._evaluate()
 
     def _evaluate(self) -> Outputs:
@@ -54,12 +61,12 @@ def _counts(tensor: Tensor) -> bool:
 
 
 @contextmanager
-def agreeing() -> Iterator[None]:
+def agreeing(ranks: Ranks) -> Iterator[None]:
     """What one rank cannot use, none does: all of them raise an error, or none."""
     found: Exception | None = None
     try:
         yield
     except Exception as problem:
         found = problem
-    if float(mean_over_ranks(torch.tensor(float(found is not None)))):
+    if float(ranks.sum(torch.tensor(float(found is not None)))):
         raise found or Unusable("other_rank", "outputs could not be used on another rank")
