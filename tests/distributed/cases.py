@@ -1,0 +1,100 @@
+"""What is trained in every layout: each makes 20 accelerations or more, and a good part of them is accepted.
+
+The regularization keeps the small problems well conditioned. With next to none, as by default, training itself turns a
+change of the last digit into one of 1e-7 within 200 steps, in a single process: nothing could be compared at 1e-12.
+"""
+
+from typing import Any
+
+import torch
+from layouts import Case, Elementwise, Training, constant, staircase, wave
+
+SGD, MOMENTUM, ADAM = ("sgd", (0.3, 0.4)), ("momentum", (0.05, 0.07)), ("adam", (0.01, 0.02))
+TAME = {"max_jump": 20.0, "regularization": 1e-2}
+ANY = {"safeguard": None, **TAME}
+"""Whatever jump there is, if it is not too long."""
+
+
+def case(base, schedule, steps, *options: dict[str, Any]) -> Case:
+    """Of several sets of options."""
+    return Case(*base, schedule, steps, {name: value for part in options for name, value in part.items()})
+
+
+NETWORK = {
+    "p = q = 1": case(SGD, constant, 22, {"period": 1, "history_size": 2}, ANY, {"regularization": 0.1}),
+    "loss": case(SGD, constant, 44, {"period": 2, "history_size": 2}, TAME, {"safeguard": "loss"}),
+    "residual": case(
+        *(("momentum", (0.1, 0.12)), constant, 54, {"period": 2, "history_size": 2}, TAME, {"safeguard": "residual"})
+    ),
+}
+"""Real forward and backward passes; few, as these take nearly all the time."""
+
+MORE_NETWORK = {
+    "loss, Adam": case(ADAM, constant, 44, {"period": 2, "history_size": 2}, TAME, {"safeguard": "loss"}),
+    "loss, usual mixing, momentum reset": case(
+        *(MOMENTUM, staircase, 48, {"period": 2, "mixing": "anderson", "relaxation": 0.6, "history_size": 3}),
+        *(TAME, {"safeguard": "loss", "on_accept": "reset_momentum"}),
+    ),
+    "loss, cycles that end in a mean": case(
+        *(SGD, wave, 48, {"period": 2, "residual": "cycle", "average_window": 2, "history_size": 3}),
+        *(TAME, {"safeguard": "loss"}),
+    ),
+    "average": case(SGD, staircase, 65, {"period": 3, "average_window": 2, "history_size": 2}, ANY),
+}
+
+ELEMENTWISE = {
+    "p = q = 1, averaged": case(
+        *(SGD, wave, 35, {"period": 1, "history_size": 3, "average_window": 3, "relaxation": 0.5}, ANY)
+    ),
+    "p = q = 5": case(SGD, constant, 115, {"period": 5, "store_period": 5, "history_size": 2}, ANY),
+    "p = q = 5, Adam": case(
+        ("adam", (0.02, 0.03)), wave, 115, {"period": 5, "store_period": 5, "history_size": 2}, ANY
+    ),
+    "p = 5, q = 2, momentum": case(
+        *(MOMENTUM, staircase, 115, {"period": 5, "store_period": 2, "history_size": 2, "relaxation": 0.5}, ANY)
+    ),
+    "p = 10, q = 1, Adam, descent": case(ADAM, constant, 210, {"history_size": 4}, TAME),
+    "descent": case(SGD, constant, 90, {"period": 4, "history_size": 2}, TAME),
+    "cycles": case(SGD, wave, 110, {"period": 5, "residual": "cycle", "history_size": 3}, ANY),
+    "cycles that end in a mean, descent": case(
+        *(("sgd", (0.2, 0.3)), constant, 92),
+        *({"period": 4, "residual": "cycle", "average_window": 3, "history_size": 6}, {"max_jump": 20.0}),
+    ),
+    "averages over momentum, descent": case(
+        *(MOMENTUM, constant, 75, {"period": 3, "average_window": 3, "average_tolerance": 0.5, "history_size": 2}, TAME)
+    ),
+    "detrended average": case(
+        *(SGD, constant, 105, {"period": 5, "average_window": 4, "history_size": 3}),
+        *({"average_criterion": "detrended", "average_tolerance": 0.02}, ANY),
+    ),
+    "residual, averaged": case(
+        *(SGD, wave, 85, {"period": 3, "average_window": 2, "history_size": 3}, TAME, {"safeguard": "residual"})
+    ),
+    "usual mixing, qr": case(
+        *(SGD, wave, 65, {"period": 3, "history_size": 3, "mixing": "anderson", "relaxation": 0.6}),
+        *({"solver": "qr"}, ANY),
+    ),
+    "usual mixing, Adam reset": case(
+        *(ADAM, staircase, 65, {"period": 3, "history_size": 3, "mixing": "anderson", "relaxation": 0.6}),
+        *({"on_accept": "reset_momentum"}, ANY),
+    ),
+    "descent, Adam, qr": case(ADAM, constant, 92, {"period": 4, "solver": "qr", "history_size": 2}, TAME),
+}
+
+CASES = NETWORK | MORE_NETWORK | ELEMENTWISE
+
+
+def build(name: str, layout: str = "single", **options: Any) -> Training:
+    """A case, ready to train."""
+    kind = Elementwise if name in ELEMENTWISE else Training
+    return kind(CASES[name], layout, **options)
+
+
+def disturbed(name: str) -> Training:
+    """In a single process, from a start whose last digits are others."""
+    training = build(name)
+    with torch.no_grad():
+        for seed, p in enumerate(training.net.parameters()):
+            digits = torch.randint(-1, 2, p.shape, generator=torch.Generator().manual_seed(seed))
+            p.mul_(1 + 2.3e-16 * digits.double())
+    return training

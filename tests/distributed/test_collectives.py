@@ -1,0 +1,199 @@
+"""What is sent, and when: one small sum for an acceleration, nothing on other steps, and no parameter ever."""
+
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from cases import ANY, SGD, TAME, case
+from layouts import ALL, Case, Elementwise, constant, local
+from processes import run
+from torch.distributed.tensor.debug import CommDebugMode
+from torch.nn.parallel import DistributedDataParallel
+from torch.optim import SGD as PlainSGD
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+
+from torch_anderson import Anderson
+
+SMALL = 1024
+"""Bytes. The model of these tests has 584, which is why sizes are measured for a larger one below."""
+SPREAD = ["ddp", "ddp on 2, history sharded", "fsdp on 2", "fsdp x tp"]
+STEPS = 40
+COUNTED = {
+    "any jump": case(SGD, constant, STEPS, {"period": 3, "history_size": 3}, ANY),
+    "every step": case(SGD, constant, STEPS, {"period": 1, "history_size": 2}, ANY),
+    "stored now and then": case(SGD, constant, STEPS, {"period": 4, "store_period": 2, "history_size": 3}, ANY),
+    "descent": case(SGD, constant, STEPS, {"period": 4, "history_size": 2}, TAME),
+    "cycles": case(SGD, constant, STEPS, {"period": 4, "history_size": 2, "residual": "cycle"}, ANY),
+    "loss": case(SGD, constant, STEPS, {"period": 3, "history_size": 2}, TAME, {"safeguard": "loss"}),
+    "residual": case(SGD, constant, STEPS, {"period": 3, "history_size": 2}, TAME, {"safeguard": "residual"}),
+    "average": case(SGD, constant, STEPS, {"period": 4, "history_size": 2, "average_window": 3}, ANY),
+}
+
+
+class Bytes(TorchDispatchMode):
+    """Adds up what goes into collectives."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.sent = 0
+
+    def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if function.namespace in ("c10d", "_c10d_functional"):
+            self.sent += sum(leaf.nbytes for leaf in tree_leaves(args) if isinstance(leaf, torch.Tensor))
+        return function(*args, **(kwargs or {}))
+
+
+def recorded(case: Case, layout: str) -> list[dict[str, int]]:
+    """For each step: collectives by kind, and how the counters changed."""
+    training, steps = Elementwise(case, layout), []
+    training.loss = lambda: local(training.net.first.bias).square().sum()  # type: ignore[method-assign]
+    for _ in range(case.steps):
+        before = training.counts()
+        training.backward()
+        with CommDebugMode() as mode:
+            training.optimizer.step(loss_fn=training.loss)
+        record = {str(op).split(".")[-1].strip("_"): count for op, count in mode.get_comm_counts().items()}
+        counts = {name: count - before.get(name, 0) for name, count in training.counts().items()}
+        steps.append({**counts, **{f"sent_{name}": count for name, count in record.items()}})
+    return steps
+
+
+def all_recorded(layout: str) -> dict[str, list[dict[str, int]]]:
+    return {name: recorded(case, layout) for name, case in COUNTED.items()}
+
+
+def sums(record: dict[str, int]) -> int:
+    return sum(count for name, count in record.items() if name.startswith("sent_all") and "reduce" in name)
+
+
+def gathers(record: dict[str, int]) -> int:
+    return sum(count for name, count in record.items() if name.startswith("sent_") and "gather" in name)
+
+
+def others(record: dict[str, int]) -> int:
+    return sum(count for name, count in record.items() if name.startswith("sent_")) - sums(record) - gathers(record)
+
+
+@pytest.fixture(scope="module", params=SPREAD)
+def steps(request) -> tuple[str, dict[str, list[dict[str, int]]]]:
+    """What the ranks sent, which is the same on all of them; the first step has a comparison of its own."""
+    ranks = run(ALL[request.param].ranks, all_recorded, request.param)
+    assert all(rank == ranks[0] for rank in ranks)
+    return request.param, ranks[0]
+
+
+@pytest.mark.parametrize("name", ["any jump", "every step", "stored now and then", "descent", "cycles"])
+def test_an_acceleration_takes_one_sum_and_other_steps_take_none(steps, name):
+    period = COUNTED[name].options["period"]
+    first = 2 * period if name == "cycles" else max(period, 2)  # which has two pairs
+    _, found = steps
+    expected = [int(k >= first and k % period == 0) for k in range(2, STEPS + 1)]
+    assert [sums(record) for record in found[name][1:]] == expected
+
+
+def test_the_loss_safeguard_takes_one_more(steps):
+    _, found = steps
+    for k, record in list(enumerate(found["loss"], start=1))[1:]:
+        assert sums(record) == (k % 3 == 0) + (record.get("extra_evaluations", 0) > 0)
+    assert sum(record.get("extra_evaluations", 0) for record in found["loss"]) >= 10
+
+
+def test_the_residual_safeguard_takes_one_more_at_the_next_step(steps):
+    _, found = steps
+    pending = False
+    settled = 0
+    for k, record in list(enumerate(found["residual"], start=1))[1:]:
+        assert sums(record) == (k % 3 == 0) + pending, k
+        settled += pending
+        rejected_now = record.get("rejected_too_long", 0) + record.get("rejected_nonfinite", 0)
+        pending = bool(record.get("attempted", 0) and not rejected_now)
+    assert settled >= 8
+
+
+def test_averages_take_one_sum_a_step_where_parameters_are_sharded(steps):
+    layout, found = steps
+    records = list(enumerate(found["average"], start=1))[3:]  # the window is full after three
+    averages = 0 if layout == "ddp" else 1  # with a history that is sharded, so is the window
+    for k, record in records:
+        restarted = record.get("accepted", 0) > 0  # the window is not full after a jump
+        assert sums(record) <= (k % 4 == 0) + averages, k
+        if not restarted and k % 4 in (3, 0):
+            assert sums(record) == (k % 4 == 0) + averages, k
+    assert sum(record.get("averaged", 0) for _, record in records) > 0
+
+
+def test_only_a_sharded_history_of_whole_parameters_gathers_and_only_for_a_jump(steps):
+    layout, found = steps
+    sharded = layout == "ddp on 2, history sharded"
+    for name, records in found.items():
+        for k, record in list(enumerate(records, start=1))[1:]:
+            assert others(record) == 0, (name, k)
+            if name in ("any jump", "every step", "stored now and then", "descent", "cycles"):
+                assert gathers(record) == (sharded and record.get("accepted", 0)), (name, k)
+            assert gathers(record) <= sharded, (name, k)
+
+
+# ---------------------------------------------------------------------------------------------- bytes that are sent
+
+
+def wide_model() -> torch.nn.Module:
+    torch.manual_seed(0)
+    return torch.nn.Sequential(
+        torch.nn.Linear(30, 64), torch.nn.Tanh(), torch.nn.Linear(64, 64), torch.nn.Linear(64, 10)
+    )
+
+
+def drive(model: torch.nn.Module, steps: int, **options: Any) -> Anderson:
+    """With gradients that are made up."""
+    optimizer = Anderson(PlainSGD(model.parameters(), lr=0.1), period=3, safeguard=None, **options)
+    for _ in range(steps):
+        for p in model.parameters():
+            p.grad = p.detach().sin()
+        optimizer.step()
+    return optimizer
+
+
+def sent_by_ddp() -> int:
+    optimizer = drive(DistributedDataParallel(wide_model()), 8, history_size=5)
+    with Bytes() as mode:
+        for p in optimizer.param_groups[0]["params"]:
+            p.grad = p.detach().sin()
+        optimizer.step()
+    return mode.sent
+
+
+def test_the_sum_is_small():
+    """Five rows of 6,794 numbers: 136 kB in float32. Their products are some hundred bytes."""
+    assert all(0 < sent <= SMALL for sent in run(2, sent_by_ddp))
+
+
+# ------------------------------------------------------------------------------------------------ bytes that are kept
+
+
+def kept_bytes(shard: bool) -> dict[str, float]:
+    from torch_anderson import Storage
+
+    optimizer = drive(DistributedDataParallel(wide_model()), 10, history_size=20, storage=Storage(shard=shard))
+    optimizer.state_dict()
+    entries = {
+        (i, name): local(value)
+        for i, p in enumerate(optimizer.param_groups[0]["params"])
+        for name, value in optimizer.state[p].items()
+        if name.startswith("anderson_") and value.numel() >= p.numel() / dist.get_world_size()
+    }
+    return {
+        "said": float(optimizer.stats.history_bytes),
+        "seen": float(sum(value.nbytes for value in entries.values())),
+        "accepted": optimizer.stats.as_dict()["accepted"],
+    }
+
+
+def test_the_fullest_of_four_ranks_keeps_a_quarter_of_the_history():
+    whole = run(4, kept_bytes, False)
+    sharded = run(4, kept_bytes, True)
+    assert all(rank["accepted"] > 0 for rank in whole + sharded)
+    for measure in ("said", "seen"):
+        assert max(rank[measure] for rank in sharded) <= 1.1 * whole[0][measure] / 4
+        assert sum(rank[measure] for rank in sharded) >= 0.95 * whole[0][measure]  # nothing is left out

@@ -1,0 +1,95 @@
+"""Every layout trains as a single process does: the same weights to 1e-12, the same decisions, replicas bit for bit."""
+
+from collections.abc import Iterable
+from functools import cache
+
+import pytest
+from cases import CASES, ELEMENTWISE, MORE_NETWORK, NETWORK, build, disturbed
+from layouts import LAYOUTS, Training, assert_bitwise_equal, distance
+from processes import run
+from reference import TextbookAnderson
+
+from torch_anderson import joint, safeguard
+
+TOLERANCE = 1e-12
+MANY = [layout for layout in LAYOUTS if layout != "single"]
+
+
+@cache
+def alone(name: str) -> Training:
+    """The same in a single process."""
+    return build(name).advance()
+
+
+def outcomes(layout: str, cases: Iterable[str]) -> dict[str, dict]:
+    found = {}
+    for name in cases:
+        try:
+            found[name] = build(name, layout).advance().outcome()
+        except BaseException as problem:
+            problem.add_note(f"layout {layout!r}, case {name!r}")
+            raise
+    return found
+
+
+def assert_as_alone(layout: str, cases: Iterable[str]) -> None:
+    first, *others = run(LAYOUTS[layout].ranks, outcomes, layout, cases)
+    for other in others:
+        for name in cases:
+            assert other[name]["counts"] == first[name]["counts"], name
+            assert_bitwise_equal(other[name]["weights"], first[name]["weights"])
+    apart = {name: distance(first[name]["weights"], alone(name).weights()) for name in cases}
+    assert not {name: far for name, far in apart.items() if not far <= TOLERANCE}
+    for name in cases:
+        assert first[name]["counts"] == alone(name).counts(), name
+
+
+@pytest.mark.parametrize("layout", MANY)
+def test_weights_end_where_those_of_a_single_process_do(layout):
+    assert_as_alone(layout, ELEMENTWISE)
+
+
+@pytest.mark.parametrize(
+    "layout", [pytest.param(name, marks=[pytest.mark.slow][: name not in ("ddp",)]) for name in MANY]
+)
+def test_networks_end_where_those_of_a_single_process_do(layout):
+    assert_as_alone(layout, NETWORK)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("layout", MANY)
+def test_more_networks_end_where_those_of_a_single_process_do(layout):
+    assert_as_alone(layout, MORE_NETWORK)
+
+
+# ---------------------------------------------------------------------------------- whether that means anything
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_cases_accelerate_20_times_and_do_not_amplify_rounding(name):
+    counts = alone(name).counts()
+    worked_out = counts["attempted"] + sum(counts.get(f"skipped_{cause}", 0) for cause in ("no_gain", "noisy"))
+    assert worked_out >= 20
+    assert counts["accepted"] >= 5
+    assert counts.get("averaged", 5) >= 5
+    assert distance(disturbed(name).advance().weights(), alone(name).weights()) <= TOLERANCE / 2
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_a_single_process_follows_the_textbook_in_these_cases(name):
+    training, case = build(name), CASES[name]
+    options = {"regularization": "adaptive", **case.options}
+    options.pop("solver", None)
+    constants = {"max_gain": safeguard.MAX_GAIN, "trusted_gain": safeguard.TRUSTED_GAIN, "smooth": safeguard.SMOOTH}
+    noise = {"noise_regularization": joint.NOISE_REGULARIZATION}
+    base = training.optimizer.base
+    training.optimizer = TextbookAnderson(base, **options, **constants, **noise)
+    training.optimizer.param_groups, training.optimizer.zero_grad = base.param_groups, base.zero_grad
+    training.advance()
+    assert distance(alone(name).weights(), training.weights()) <= 1e-9
+
+
+def test_shapes_are_awkward():
+    """Dimensions that 2 and 4 ranks cannot share evenly, fewer rows than ranks, and a scalar."""
+    assert {p.shape[:1] for p in build("loss").net.parameters()} == {(7,), (3,), (1,), ()}
+    assert {LAYOUTS[layout].ranks for layout in MANY} == {2, 4}
