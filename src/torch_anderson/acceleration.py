@@ -197,7 +197,7 @@ class ResidualDriver(Driver[Block]):
             self._write([block.iterate for block in self.blocks])
             return Decision(True)
         params = [p for group in self.base.param_groups for p in group["params"]]
-        plain = [block.keep_last_iterate() if self._cycle_mean else block.history.last_map for block in self.blocks]
+        plain = [block.present() for block in self.blocks]  # going back takes no message
         before = evaluate(loss_fn, params)
         self._refresh()  # so may a forward pass
         self._write([block.iterate for block in self.blocks])
@@ -208,7 +208,8 @@ class ResidualDriver(Driver[Block]):
         finally:
             if not decision.accepted:
                 self._refresh()
-                self._write(plain)
+                for block, values in zip(self.blocks, plain, strict=True):
+                    block.put_back(values)
         self.stats.counts["extra_evaluations"] += 2
         return decision
 

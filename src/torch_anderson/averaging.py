@@ -60,7 +60,9 @@ class Window:
             if self.criterion == "detrended":
                 order = line.roll(self.count)
                 deviations.addr_(order, torch.mv(deviations.t(), order), alpha=-1)
-            variances.append(torch.mv(deviations.square_().t(), mean_weights).amax())
+            variances.append(
+                torch.mv(deviations.square_().t(), mean_weights).amax() if stop > start else mean.new_zeros(())
+            )
         return largest(variances).mul_(self.length / self.freedom).sqrt_()
 
     @property

@@ -17,7 +17,7 @@ from torch.optim import Optimizer
 from .base_state import PREFIX
 from .options import Options
 from .parameters import Group, Views, shaped_like
-from .shards import Part
+from .shards import Part, is_dtensor
 
 if TYPE_CHECKING:
     from .driver import Driver
@@ -157,6 +157,20 @@ def split(state_dict: dict[str, Any]) -> tuple[dict[str, Any], Entries]:
         if state or not ours.get(key):
             base_state[key] = state
     return {**state_dict, "state": base_state}, {key: found for key, found in ours.items() if found}
+
+
+def broadcastable(state_dict: dict[str, Any]) -> dict[str, Any]:
+    """A checkpoint whose plain entries of ours are contiguous: torch broadcasts others wrongly. It costs a copy."""
+    state = {
+        key: {name: _contiguous(name, value) for name, value in found.items()} if isinstance(found, dict) else found
+        for key, found in state_dict["state"].items()
+    }
+    return {**state_dict, "state": state}
+
+
+def _contiguous(name: Any, value: Any) -> Any:
+    plain = isinstance(value, Tensor) and not is_dtensor(value)
+    return value.contiguous() if plain and str(name).startswith(PREFIX) else value
 
 
 def check(ours: Entries, groups: Sequence[Group], saved_groups: Sequence[Group], options: Options) -> None:

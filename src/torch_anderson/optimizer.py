@@ -311,6 +311,8 @@ class Anderson(Optimizer):
             hook(self)
         self._accelerator.publish()
         state_dict: dict[str, Any] = self.base.state_dict()
+        if self._accelerator.ranks.size > 1:
+            state_dict = checkpoint.broadcastable(state_dict)
         for post_hook in self._optimizer_state_dict_post_hooks.values():
             state_dict = post_hook(self, state_dict) or state_dict
         return state_dict

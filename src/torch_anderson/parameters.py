@@ -110,6 +110,18 @@ class Views(ABC):
                 assert isinstance(part, Sliced)
                 yield Slice(part, flat_view(param), values)
 
+    def present(self) -> list[Tensor]:
+        """A copy of all that this rank holds of the parameters now, be it more than it keeps a history of."""
+        return [view.clone() for view in self._held()]
+
+    def put_back(self, values: list[Tensor]) -> None:
+        """Set the parameters to such a copy."""
+        torch._foreach_copy_(self._held(), values)
+
+    def _held(self) -> list[Tensor]:
+        sliced = isinstance(self.parts[0], Sliced)
+        return [flat_view(param) for param in self.params] if sliced else self._views
+
     def moved(self) -> bool:
         """Whether the base step changed anything since ``keep_iterate``.
 
@@ -252,11 +264,6 @@ class Block(Views):
     def read_mean(self, count: int) -> ReadMap:
         """Reads the mean of the ``count`` iterates that were added."""
         return lambda a, b: torch.add(self.iterate[a:b], self._sum[a:b], alpha=1 / count)
-
-    def keep_last_iterate(self) -> Tensor:
-        """Copy the present parameters over the sum, which has been read."""
-        self.copy_to(self._sum)
-        return self._sum
 
     @property
     def _sum(self) -> Tensor:

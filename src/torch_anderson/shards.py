@@ -86,7 +86,14 @@ class OnMesh(Part):
 
         shape = torch.Size((*rows.shape[:ahead], *self.shape))
         stride = tuple(prod(shape[i + 1 :]) for i in range(len(shape)))
-        return DTensor.from_local(rows, self.mesh, self._shifted(ahead), run_check=False, shape=shape, stride=stride)
+        # Made of an empty stand-in: rows in the middle of a buffer would give the DTensor an offset, for which
+        # asynchronous checkpoints look for memory that a DTensor has not.
+        stand_in = rows.new_empty(1).expand(rows.shape)
+        entry = DTensor.from_local(
+            stand_in, self.mesh, self._shifted(ahead), run_check=False, shape=shape, stride=stride
+        )
+        entry._local_tensor = rows
+        return entry
 
     def taken(self, entry: Tensor, ahead: int) -> Tensor:
         """The local shard; communicates only if the entry lies otherwise."""

@@ -44,6 +44,10 @@ class Storage:
             object.__setattr__(self, "device", _device(self.device))
         if not isinstance(self.shard, bool):
             raise ValueError(f"Invalid shard: {self.shard!r}. Allowed: True or False.")
+        if not hasattr(self.process_group, "rank") and self.process_group is not None:
+            raise ValueError(
+                f"Invalid process_group: {self.process_group!r}. Allowed: None or a process group of torch."
+            )
         if self.budget is not None and (not isinstance(self.budget, int) or self.budget <= 0):
             raise ValueError(f"Invalid budget: {self.budget!r}. Allowed: None or a number of bytes above 0.")
 
