@@ -156,10 +156,12 @@ class Study(Engine):
 
 @dataclass(frozen=True, kw_only=True)
 class LargeBatch(Engine):
-    """Train a small ResNet with growing batches, with and without Anderson and average."""
+    """Train a small ResNet with growing batches, with and without Anderson and average; then make the page."""
 
     seeds: str = "0:3"
     """As in 7, or 0,3,5, or 0:20 (without 20)."""
+    out: Path | None = None
+    """Where the page goes. Default: into the folder of results."""
 
     @property
     def folder(self) -> Path:
@@ -167,11 +169,16 @@ class LargeBatch(Engine):
         return self.results or Path("results") / "large-batch"
 
     def __call__(self, console: Console) -> int:
-        """Carry it out; returns the exit code."""
+        """Carry it out; returns the exit code. Some failed runs are no reason to withhold the rest."""
         from .arguments import parse_seeds
-        from .large_batch import study
+        from .large_batch import check_data, study
+        from .large_batch_page import show_page
 
-        return self.make(console, study(parse_seeds(self.seeds)).specs())
+        check_data()
+        code = self.make(console, study(parse_seeds(self.seeds)).specs())
+        if code in (OK, SOME_FAILED) and not self.dry_run:
+            show_page(console, self.folder, self.out or self.folder)
+        return code
 
 
 @dataclass(frozen=True, kw_only=True)
