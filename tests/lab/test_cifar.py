@@ -149,6 +149,18 @@ def all_moves(image, shift):
     return {(flip, top, left): framed[flip][top : top + rows, left : left + columns] for flip, top, left in places}
 
 
+@pytest.mark.parametrize("name", ["training_images", "validation_images", "shrink", "width", "batch_size", "epochs"])
+def test_sizes_that_cannot_be_are_refused(name):
+    with pytest.raises(ValueError, match=f"Invalid {name}: 0"):
+        Cifar10(**{name: 0})
+
+
+@pytest.mark.parametrize("settings", [{"training_images": 101}, {"batch_size": 41}])
+def test_more_images_than_there_are_are_refused(images, settings):
+    with pytest.raises(ValueError, match=f"Invalid {next(iter(settings))}"):
+        begun(**settings)
+
+
 def test_images_are_flipped_and_shifted_and_nothing_else():
     source = torch.from_numpy(np.random.default_rng(2).integers(1, 256, (300, 4, 5, 2), dtype=np.uint8))
     seen = set()

@@ -11,6 +11,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.nn.functional import avg_pool2d, cross_entropy, pad
 from torch.optim.swa_utils import update_bn
@@ -31,6 +32,7 @@ EVALUATIONS = 9
 """In a run, if it is not said how often."""
 CHUNK = 500
 """Images that are looked at together where there is no batch."""
+SIZES = ("training_images", "validation_images", "shrink", "width", "depth", "batch_size", "epochs")
 STATISTICS = 1000
 """Training images from which statistics for evaluation are worked out."""
 
@@ -159,7 +161,7 @@ class ResidualTask(Task):
     evaluate_every: int = 0
     """0 for nine times in a run."""
     optimizer: str = "nesterov"
-    learning_rate: float = 0.05
+    learning_rate: float = 0.1
     """Of a batch of 128; that of another is in proportion."""
     history_size: int = 20
     period: int = 5
@@ -169,6 +171,9 @@ class ResidualTask(Task):
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        for name in SIZES:
+            if getattr(self, name) < 1:
+                raise ValueError(f"Invalid {name}: {getattr(self, name)}. Allowed: 1 and more.")
         steps = self.steps or self.epochs * (self.training_images // self.batch_size)
         object.__setattr__(self, "steps", steps)
         object.__setattr__(self, "evaluate_every", self.evaluate_every or -(-steps // EVALUATIONS))
@@ -187,13 +192,16 @@ class ResidualTask(Task):
     def start(self, seed: int) -> Problem:
         """Images of both parts; of the training part those that the seed chooses."""
         train_x, train_y, valid_x, valid_y = self.images()
+        if self.training_images > len(train_y):
+            raise ValueError(f"Invalid training_images: {self.training_images}. There are {len(train_y)}.")
         chosen = np.random.default_rng(seed).permutation(len(train_y))[: self.training_images]
+        first = slice(self.validation_images)
         train = small(train_x[chosen], self.shrink), torch.as_tensor(train_y[chosen]).long()
-        valid = small(valid_x[: self.validation_images], self.shrink), torch.as_tensor(valid_y).long()
-        return ResidualClassification(self, train, (valid[0], valid[1][: self.validation_images]), seed)
+        valid = small(valid_x[first], self.shrink), torch.as_tensor(valid_y[first]).long()
+        return ResidualClassification(self, train, valid, seed)
 
 
-def small(images: np.ndarray[Any, Any], shrink: int) -> Tensor:
+def small(images: NDArray[np.uint8], shrink: int) -> Tensor:
     """The images as (image, row, column, colour), squares of ``shrink`` x ``shrink`` pixels made one by their mean."""
     pixels = torch.as_tensor(images.reshape(*images.shape[:3], -1))
     if shrink == 1:
