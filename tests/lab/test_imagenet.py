@@ -153,6 +153,19 @@ def test_with_three_processes_a_second_start_goes_on_bit_for_bit(folder, tmp_pat
 
 
 @pytest.mark.slow
+def test_a_run_goes_on_with_another_number_of_processes_and_another_strategy(folder, tmp_path):
+    args = ["--data", str(folder), "--out", str(tmp_path), *SMALL]
+    assert forked(2, *args, "--epochs", "1") == [0, 0]
+    saved = weights(tmp_path)
+    (tmp_path / "model.pt").unlink()
+    assert forked(3, *args, "--epochs", "1", "--strategy", "fsdp") == [0, 0, 0]  # nothing is left to do but to load
+    assert_same(weights(tmp_path), saved)
+    assert forked(1, *args, "--epochs", "2") == [0]
+    assert [record["epoch"] for record in metrics(tmp_path)] == [0, 1]
+    assert [path.name for path in (tmp_path / "checkpoints").iterdir()] == [f"step-{6 + 12:09d}"]
+
+
+@pytest.mark.slow
 def test_sharded_and_replicated_parameters_train_alike(folder, tmp_path):
     args = ["--data", str(folder), *SMALL, "--epochs", "4"]
     for strategy in ("ddp", "fsdp"):

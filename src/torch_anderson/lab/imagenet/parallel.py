@@ -33,6 +33,7 @@ def process_group() -> Iterator[torch.device]:
     dist.init_process_group(backend, timeout=TIMEOUT, store=store, rank=rank, world_size=world)
     try:
         yield device
+        dist.barrier()  # none closes connections that others still need
     finally:
         dist.destroy_process_group()
 

@@ -73,7 +73,9 @@ class Training:
         self.resume()
         while self.position["epoch"] < self.settings.epochs:
             self.train_epoch()
-            record = self.record() | {"validation": validate(self.model, self.unseen, self.device)}
+            record = self.record()
+            with self.autocast():
+                record["validation"] = validate(self.model, self.unseen, self.device)
             self.journal.epoch(record)
             self.position.update(epoch=self.position["epoch"] + 1, images=0)
             self.begin_epoch()
@@ -122,7 +124,7 @@ class Training:
         return loss.detach()
 
     def autocast(self) -> AbstractContextManager[Any]:
-        """The context of the forward pass."""
+        """The context of forward passes."""
         dtype = getattr(torch, self.settings.precision)
         return torch.autocast(self.device.type, dtype, enabled=dtype != torch.float32)
 
