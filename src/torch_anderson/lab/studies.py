@@ -4,11 +4,12 @@ They are a quarter of the paper profile's length or less, on a few seeds: what t
 and more. All together take about 15 minutes on one core.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import product
 from typing import Any
 
+from .provenance import seed_ranges
 from .runner import Spec
 
 
@@ -26,9 +27,9 @@ class Part:
         for values in product(*self.sweep.values()):
             yield {**self.fixed, **dict(zip(self.sweep, values, strict=True))}
 
-    def command(self, seeds: range) -> str:
+    def command(self, seeds: Sequence[int]) -> str:
         """What makes these runs and no others."""
-        words = ["torch-anderson run", self.task, "--method", *self.methods, f"--seeds {seeds.start}:{seeds.stop}"]
+        words = ["torch-anderson run", self.task, "--method", *self.methods, f"--seeds {seed_ranges(seeds)}"]
         words += ["--profile paper", "--set", *(f"{name}={value}" for name, value in self.fixed.items())]
         if self.sweep:
             words += ["--sweep", *(f"{name}={','.join(map(str, values))}" for name, values in self.sweep.items())]
@@ -41,7 +42,7 @@ class Study:
 
     about: str
     parts: tuple[Part, ...]
-    seeds: range = range(10, 15)
+    seeds: Sequence[int] = range(10, 15)
 
     def specs(self) -> list[Spec]:
         """All runs, seed by seed, so that one that is cut short has whole seeds."""

@@ -1,0 +1,118 @@
+"""What Anderson adds to a training step of ResNet-50 under DDP: 2 processes of one thread on this machine.
+
+    python -m benchmarks.imagenet_step              batch 16 of 224 pixels; 6 GB a process, some 10 minutes a row
+    python -m benchmarks.imagenet_step --quick      one row, 64 pixels: steps are shorter, so the ratio is larger
+    python -m benchmarks.imagenet_step --shard      the history sharded over the processes
+
+Two models train on the same random images, one with Anderson (p = q = 5, m = 20, the history full), one without. They
+take turns in blocks of 5 steps, one of which accelerates; the ratio is the median over rounds. `accepted` is the share
+of accelerations that jumped.
+"""
+
+import argparse
+import os
+import tempfile
+import time
+from datetime import timedelta
+from statistics import median
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import multiprocessing, nn
+from torch.nn.parallel import DistributedDataParallel
+
+from benchmarks.report import header, table
+from benchmarks.step_cost import accepted, ratio, take_turns
+from torch_anderson import Anderson
+from torch_anderson.lab.resnet import resnet50
+
+COLUMNS = ["ResNet-50, 2 processes", "measured", "limit", "unit", "accepted", "s/step", "s/step base"]
+LIMIT = 1.05
+PROCESSES = 2
+PAPER: dict[str, Any] = {"history_size": 20, "period": 5, "store_period": 5, "relaxation": 0.5}
+CASES: dict[str, dict[str, Any]] = {
+    "default safeguard": {},
+    "all jumps made": {"safeguard": None, "max_jump": float("inf")},
+    "residual safeguard, average": {"safeguard": "residual", "average_window": 4},
+}
+
+
+class Training:
+    """ResNet-50 under DDP on random images."""
+
+    def __init__(self, options: dict[str, Any] | None, batch: int, size: int):
+        torch.manual_seed(0)
+        self.model = DistributedDataParallel(resnet50())
+        # So small a rate that it does not matter where the random gradients of `fill` lead.
+        self.optimizer: Any = torch.optim.SGD(self.model.parameters(), lr=1e-5, momentum=0.9, nesterov=True)
+        if options is not None:
+            self.optimizer = Anderson(self.optimizer, **PAPER | options)
+        self.images, self.labels = torch.randn(batch, 3, size, size), torch.randint(1000, (batch,))
+
+    def fill(self) -> None:
+        """Steps with random gradients until the history is full: forward and backward passes would take long."""
+        for _ in range(PAPER["period"] * (PAPER["history_size"] + 2)):
+            for parameter in self.model.parameters():
+                parameter.grad = torch.randn_like(parameter)
+            self.optimizer.step()
+
+    def block(self) -> float:
+        """Seconds a step, over as many as have one acceleration, with all processes waiting for the last."""
+        dist.barrier()
+        start = time.perf_counter()
+        for _ in range(PAPER["period"]):
+            self.optimizer.zero_grad()
+            nn.functional.cross_entropy(self.model(self.images), self.labels).backward()
+            self.optimizer.step()
+        dist.barrier()
+        return (time.perf_counter() - start) / PAPER["period"]
+
+
+def row(name: str, arguments: argparse.Namespace) -> list[object]:
+    options = CASES[name] | storage(arguments.shard)
+    plain, ours = (Training(each, arguments.batch, arguments.size) for each in (None, options))
+    ours.fill()
+    base, accelerated = take_turns([plain.block, ours.block], arguments.rounds, warmup=1)
+    measured = ratio(accelerated, base)
+    return [name, measured, LIMIT, "x base", accepted(ours.optimizer), median(accelerated), median(base)]
+
+
+def storage(shard: bool) -> dict[str, Any]:
+    if not shard:
+        return {}
+    from torch_anderson import Storage
+
+    return {"storage": Storage(shard=True)}
+
+
+def work(rank: int, folder: str, arguments: argparse.Namespace) -> None:
+    """What each process does; rank 0 prints."""
+    torch.set_num_threads(1)
+    patience = timedelta(minutes=10)
+    dist.init_process_group("gloo", f"file://{folder}/store", patience, PROCESSES, rank)
+    rows = [row(name, arguments) for name in list(CASES)[: 1 if arguments.quick else None]]
+    if rank == 0:
+        print(f"batch {arguments.batch}, {arguments.size} pixels, {PROCESSES} processes")
+        print(header())
+        print(table(rows, COLUMNS))
+    dist.destroy_process_group()
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--quick", action="store_true", help="one row, small images, 2 rounds")
+    parser.add_argument("--shard", action="store_true", help="shard the history over the processes")
+    parser.add_argument("--batch", type=int, default=16, help="images a step on each process")
+    parser.add_argument("--size", type=int, help="pixels; default 224, with --quick 64")
+    parser.add_argument("--rounds", type=int, help="blocks of each kind; default 5, with --quick 2")
+    arguments = parser.parse_args()
+    arguments.size = arguments.size or (64 if arguments.quick else 224)
+    arguments.rounds = arguments.rounds or (2 if arguments.quick else 5)
+    os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
+    with tempfile.TemporaryDirectory() as folder:
+        multiprocessing.start_processes(work, (folder, arguments), PROCESSES, start_method="fork")
+
+
+if __name__ == "__main__":
+    main()

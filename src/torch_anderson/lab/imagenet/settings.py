@@ -1,0 +1,87 @@
+"""What can be set on the command line. The defaults are the paper's, where it gives them."""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+POSITIVE = ("batch_size", "image_size", "epochs", "checkpoint_every", "log_every", "period", "store_period")
+NOT_NEGATIVE = ("workers", "warmup_epochs", "average_window", "seed")
+
+
+class BadSettings(ValueError):
+    """Settings that cannot be meant; says what is allowed."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Settings:
+    """Train a residual network on a folder of images, on as many processes as torchrun starts.
+
+    The same command again goes on where the last checkpoint was made.
+    """
+
+    data: Path
+    """Folder with train/<class>/*.jpg and val/<class>/*.jpg."""
+    out: Path = Path("results/imagenet")
+    """Folder for metrics.jsonl, checkpoints, and the trained model.pt."""
+    model: Literal["resnet50", "resnet20"] = "resnet50"
+    """The network; resnet20 is for images of 32 pixels or so."""
+    image_size: int = 224
+    """Height and width of what the network sees, in pixels."""
+    epochs: int = 90
+    batch_size: int = 64
+    """Images a step on each process."""
+    workers: int = 4
+    """Processes that read images, for each that trains; 0: it reads them itself."""
+    seed: int = 0
+    """Of the initial weights, the order of the images and their augmentation."""
+    limit_batches: int | None = None
+    """Steps an epoch, and batches a validation, at most: for small runs."""
+
+    strategy: Literal["ddp", "fsdp"] = "ddp"
+    """Parameters on every process (DistributedDataParallel), or sharded over them (fully_shard)."""
+    precision: Literal["float32", "bfloat16", "float16"] = "float32"
+    """Of the forward pass (autocast); float16 with scaled gradients."""
+    loss: Literal["ce", "bce"] = "ce"
+    """Cross-entropy, or binary cross-entropy of each class against one-hot labels, as the paper writes it."""
+
+    rate: float = 0.05
+    """Learning rate of the warm-up, and of 64 images a step: after it, times the square root of images / 64."""
+    momentum: float = 0.9
+    """Of Nesterov."""
+    weight_decay: float = 0.0
+    """The paper has none."""
+    warmup_epochs: int = 5
+    milestones: tuple[int, ...] = (30, 60, 80)
+    """Epochs before which the learning rate is divided by 10."""
+
+    method: Literal["base", "anderson", "average", "anderson+average"] = "base"
+    """Nesterov alone, or with Anderson acceleration, the moving average, or both."""
+    history_size: int = 20
+    period: int = 5
+    store_period: int = 5
+    relaxation: float = 0.5
+    average_window: int = 4
+    """Of the methods with average; the paper does not give it, p - 1 is the longest between two jumps."""
+    safeguard: Literal["residual", "descent", "none"] = "residual"
+    """The paper's test of a jump, the library's, or none."""
+    storage_shard: bool = False
+    """With ddp: each process keeps its share of the history alone."""
+    storage_device: str | None = None
+    """Where the history is, as in cpu; by default with the parameters."""
+    storage_dtype: Literal["float32", "bfloat16"] | None = None
+    """Of the history; by default that of the parameters."""
+
+    checkpoint_every: int = 1000
+    """Steps between two checkpoints: what is lost at most when a process is killed."""
+    log_every: int = 50
+    """Steps between two lines of progress."""
+
+    def __post_init__(self) -> None:
+        for name in POSITIVE:
+            if getattr(self, name) < 1:
+                raise BadSettings(f"Invalid {name}: {getattr(self, name)}. Allowed: 1 and more.")
+        for name in NOT_NEGATIVE:
+            if getattr(self, name) < 0:
+                raise BadSettings(f"Invalid {name}: {getattr(self, name)}. Allowed: 0 and more.")
+        if self.limit_batches is not None and self.limit_batches < 1:
+            raise BadSettings(f"Invalid limit_batches: {self.limit_batches}. Allowed: 1 and more.")

@@ -1,0 +1,238 @@
+"""Small brothers of ImageNet: ResNet-20 on CIFAR-10 and on Fashion-MNIST, trained as the paper trains ResNet-50.
+
+Nesterov at a learning rate that grows with the batch, after a slow start, and falls to a tenth three times.
+"""
+
+from abc import abstractmethod
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor, nn
+from torch.nn.functional import avg_pool2d, cross_entropy, pad
+from torch.optim.swa_utils import update_bn
+
+from ..data import Labelled, load_cifar10, load_fashion
+from ..resnet import basic, conv, initialise, stage
+from ..task import Metrics, Problem, Task
+from .batches import Batches
+from .images import scores
+
+REFERENCE_BATCH = 128
+"""The batch whose learning rate is the task's own."""
+SLOW_START = 5 / 90
+"""Share of the run in which the learning rate has not yet grown with the batch (the paper's first 5 epochs)."""
+DECAYS = (30 / 90, 60 / 90, 80 / 90)
+"""Shares of the run after which the learning rate is a tenth of what it was."""
+EVALUATIONS = 9
+"""In a run, if it is not said how often."""
+CHUNK = 500
+"""Images that are looked at together where there is no batch."""
+SIZES = ("training_images", "validation_images", "shrink", "width", "depth", "batch_size", "epochs")
+STATISTICS = 1000
+"""Training images from which statistics for evaluation are worked out."""
+
+
+def residual_network(channels: int, width: int, depth: int, classes: int = 10) -> nn.Sequential:
+    """A ResNet of 6 x depth + 2 layers for small images; of width 16 and depth 3 it is ResNet-20."""
+    stem = nn.Sequential(conv(channels, width, 3), nn.BatchNorm2d(width), nn.ReLU(inplace=True))
+    first = stage(basic, width, width, 1, depth, stride=1)
+    second = stage(basic, width, 2 * width, 1, depth, stride=2)
+    third = stage(basic, 2 * width, 4 * width, 1, depth, stride=2)
+    head = nn.Sequential(nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(4 * width, classes))
+    model = nn.Sequential(stem, first, second, third, head)
+    initialise(model, zero_gamma=False)
+    return model
+
+
+class ResidualClassification(Problem):
+    """A ResNet that tells ten classes apart.
+
+    Images are kept as they are stored, one byte a pixel and colour, and made ready when they are looked at.
+    """
+
+    def __init__(
+        self, task: "ResidualTask", train: tuple[Tensor, Tensor], valid: tuple[Tensor, Tensor], seed: int
+    ) -> None:
+        (self.train_x, self.train_y), (self.valid_x, self.valid_y) = train, valid
+        self.seed = seed
+        self.shift = self.train_x.shape[1] // 8
+        self.augment = task.augment
+        self.batches = Batches(len(self.train_y), task.batch_size, seed)
+        sample = self.train_x[:STATISTICS].float()
+        self.mean, self.deviation = sample.mean((0, 1, 2)), sample.std((0, 1, 2))
+        self.model = residual_network(self.train_x.shape[-1], task.width, task.depth)
+
+    def loss(self, step: int) -> Tensor:
+        """Cross-entropy on the batch."""
+        return cross_entropy(*self.outputs(step))
+
+    def outputs(self, step: int, factor: int = 1) -> tuple[Tensor, Tensor]:
+        """Logits and classes of the batch, each image flipped and shifted as seed and step say."""
+        batch = self.batches(step, factor)
+        images = self.train_x[batch]
+        if self.augment:
+            random = np.random.default_rng([self.seed, step, 1 + factor])  # Batches draws with 1 in the last place
+            images = moved(images, self.shift, random)
+        return self.model(self.ready(images)), self.train_y[batch]
+
+    def evaluate(self) -> Metrics:
+        """Loss and share of errors on validation images, and on as many training images as they are."""
+        count = len(self.valid_y)
+        with evaluating(self.model, self.ready(self.train_x[:STATISTICS])):
+            valid = scores(self.logits(self.valid_x), self.valid_y)
+            train = scores(self.logits(self.train_x[:count]), self.train_y[:count])
+        return valid | {name.replace("validation", "training"): value for name, value in train.items()}
+
+    def logits(self, images: Tensor) -> Tensor:
+        """Of images as they are."""
+        return torch.cat([self.model(self.ready(part)) for part in images.split(CHUNK)])
+
+    def ready(self, images: Tensor) -> Tensor:
+        """As the network wants them: of mean 0 and deviation 1. Colours stay innermost, which convolutions like."""
+        return ((images.float() - self.mean) / self.deviation).permute(0, 3, 1, 2)
+
+
+def moved(images: Tensor, shift: int, random: np.random.Generator) -> Tensor:
+    """The images, every other one mirrored, each shifted by up to ``shift`` pixels along both sides, black behind it.
+
+    >>> row = torch.tensor([1, 2, 3], dtype=torch.uint8).reshape(1, 1, 3, 1)
+    >>> moved(row, 0, np.random.default_rng(0)).flatten().tolist()
+    [3, 2, 1]
+    """
+    count, height, width, _ = images.shape
+    top, left = (torch.from_numpy(random.integers(0, 2 * shift + 1, (count, 1))) for _ in range(2))
+    flip = torch.from_numpy(random.integers(0, 2, (count, 1)))
+    rows, columns = top + torch.arange(height), torch.arange(width).expand(count, width)
+    columns = left + torch.where(flip == 1, columns.flip(1), columns)
+    framed = pad(images, (0, 0, shift, shift, shift, shift))
+    return framed[torch.arange(count)[:, None, None], rows[:, :, None], columns[:, None, :]]
+
+
+@contextmanager
+def evaluating(model: nn.Module, images: Tensor) -> Iterator[None]:
+    """Evaluation mode, with BatchNorm's statistics of these images at the present weights.
+
+    Those that training gathers lag behind it, and belong to other weights where a method jumps or is judged by a mean.
+    """
+    update_bn(images.split(CHUNK), model)
+    model.eval()
+    try:
+        yield
+    finally:
+        model.train()
+
+
+@dataclass(frozen=True, kw_only=True)
+class ResidualTask(Task):
+    """Settings of the paper's ResNet-50, with those of Anderson; sizes are our own."""
+
+    metric: ClassVar[str] = "validation_loss"
+    metrics: ClassVar[Mapping[str, str]] = {
+        "validation_loss": "validation loss",
+        "validation_error": "error rate",
+        "training_loss": "training loss",
+        "training_error": "error rate in training",
+    }
+    discrepancy: ClassVar[str] = "cross_entropy"
+    quick: ClassVar[Mapping[str, Any]] = {
+        "training_images": 2_560, "validation_images": 1_000, "shrink": 2, "batch_size": 64, "epochs": 8,
+    }  # fmt: skip
+
+    training_images: int
+    """The seed says which of all."""
+    validation_images: int = 10_000
+    shrink: int = 1
+    """Side of the squares of pixels that become one."""
+    augment: bool = True
+    """Whether images are flipped and shifted in training."""
+    width: int = 16
+    """Channels of the first of three stages; each has twice those of the one before."""
+    depth: int = 3
+    """Blocks in a stage."""
+    batch_size: int = REFERENCE_BATCH
+    epochs: int = 90
+    steps: int = 0
+    """0 for those of the epochs."""
+    evaluate_every: int = 0
+    """0 for nine times in a run."""
+    optimizer: str = "nesterov"
+    learning_rate: float = 0.1
+    """Of a batch of 128; that of another is in proportion."""
+    history_size: int = 20
+    period: int = 5
+    store_period: int = 5
+    relaxation: float = 0.5
+    average_window: int = 4
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        for name in SIZES:
+            if getattr(self, name) < 1:
+                raise ValueError(f"Invalid {name}: {getattr(self, name)}. Allowed: 1 and more.")
+        steps = self.steps or self.epochs * (self.training_images // self.batch_size)
+        object.__setattr__(self, "steps", steps)
+        object.__setattr__(self, "evaluate_every", self.evaluate_every or -(-steps // EVALUATIONS))
+
+    def rate_factor(self, step: int) -> float:
+        """A slow start, then in proportion to the batch, then a tenth, a hundredth, a thousandth of that."""
+        scale = self.batch_size / REFERENCE_BATCH
+        if step < SLOW_START * self.steps:
+            return min(1.0, scale)
+        return scale * 0.1 ** sum(step >= share * self.steps for share in DECAYS)
+
+    @abstractmethod
+    def images(self) -> Labelled:
+        """All of the data; raises ``MissingData``."""
+
+    def start(self, seed: int) -> Problem:
+        """Images of both parts; of the training part those that the seed chooses."""
+        train_x, train_y, valid_x, valid_y = self.images()
+        if self.training_images > len(train_y):
+            raise ValueError(f"Invalid training_images: {self.training_images}. There are {len(train_y)}.")
+        chosen = np.random.default_rng(seed).permutation(len(train_y))[: self.training_images]
+        first = slice(self.validation_images)
+        train = small(train_x[chosen], self.shrink), torch.as_tensor(train_y[chosen]).long()
+        valid = small(valid_x[first], self.shrink), torch.as_tensor(valid_y[first]).long()
+        return ResidualClassification(self, train, valid, seed)
+
+
+def small(images: NDArray[np.uint8], shrink: int) -> Tensor:
+    """The images as (image, row, column, colour), squares of ``shrink`` x ``shrink`` pixels made one by their mean."""
+    pixels = torch.as_tensor(images.reshape(*images.shape[:3], -1))
+    if shrink == 1:
+        return pixels
+    parts = (avg_pool2d(part.permute(0, 3, 1, 2).float(), shrink).round().byte() for part in pixels.split(CHUNK))
+    return torch.cat([part.permute(0, 2, 3, 1) for part in parts])
+
+
+@dataclass(frozen=True, kw_only=True)
+class Cifar10(ResidualTask):
+    """50,000 photographs of ten kinds of things to train on, 10,000 to validate."""
+
+    name: ClassVar[str] = "cifar10"
+    title: ClassVar[str] = "CIFAR-10, ResNet-20"
+
+    training_images: int = 50_000
+
+    def images(self) -> Labelled:
+        """From npm's archive."""
+        return load_cifar10()
+
+
+@dataclass(frozen=True, kw_only=True)
+class FashionResNet(ResidualTask):
+    """60,000 pictures of clothes to train on, 10,000 to validate."""
+
+    name: ClassVar[str] = "fashion-resnet"
+    title: ClassVar[str] = "Fashion-MNIST, ResNet-20"
+
+    training_images: int = 60_000
+
+    def images(self) -> Labelled:
+        """From Debian's files."""
+        return load_fashion()
