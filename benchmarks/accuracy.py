@@ -19,7 +19,9 @@ from torch import Tensor, optim
 
 from benchmarks.report import header, table
 from torch_anderson import Anderson, joint
+from torch_anderson.distributed import Ranks
 from torch_anderson.parameters import Block, build_blocks
+from torch_anderson.storage import Storage
 
 STEPS = 1000
 DIVERGED = 1e3
@@ -110,12 +112,21 @@ def excess_residual(seed: int, regularization: float, condition: float, n: int =
     r = q @ torch.cat([randn(columns), torch.tensor([1e-3], dtype=torch.float64)])
 
     optimizer = Anderson(optim.SGD([torch.zeros(n, requires_grad=True)], lr=1.0), regularization=regularization)
-    [block] = build_blocks(optimizer.param_groups, Block, history_size=columns, window=0, criterion="paper")
+    [block] = build_blocks(
+        optimizer.param_groups,
+        Block,
+        Ranks(),
+        False,
+        history_size=columns,
+        window=0,
+        criterion="paper",
+        storage=Storage(),
+    )
     history = block.history
     for newer in reversed(range(columns + 1)):  # residuals whose differences are the columns, newest last
         residual = (r - R[:, :newer].sum(1)).float()
         history.store(torch.zeros(n), lambda a, b, residual=residual: residual[a:b])
-    problem = joint.assemble([block], optimizer.options)
+    problem = joint.assemble([block], optimizer.options, Ranks())
     assert problem is not None
     g, slots = problem.solution.values, history.newest_first
     rows, target = history.residual_diffs[slots].double().T, history.last_residual.double()

@@ -5,10 +5,12 @@ import pytest
 import torch
 
 from torch_anderson import Anderson, joint
+from torch_anderson.distributed import Ranks
 from torch_anderson.history import SHORT, History
 from torch_anderson.least_squares import solve_gram, solve_gram_batch, solve_qr
 from torch_anderson.options import Options
 from torch_anderson.parameters import Block, build_blocks
+from torch_anderson.storage import Storage
 
 N, COLUMNS = 300, 8
 
@@ -213,7 +215,16 @@ def test_problem_in_a_batch_does_not_feel_a_degenerate_neighbour():
 def long_block(columns: int) -> tuple[Block, Options]:
     """Rows of more than SHORT numbers: they are kept, and at first multiplied, in float32."""
     optimizer = Anderson(torch.optim.SGD([torch.zeros(SHORT + 1, requires_grad=True)], lr=1.0), regularization=0.0)
-    [block] = build_blocks(optimizer.param_groups, Block, history_size=columns, window=0, criterion="paper")
+    [block] = build_blocks(
+        optimizer.param_groups,
+        Block,
+        Ranks(),
+        False,
+        history_size=columns,
+        window=0,
+        criterion="paper",
+        storage=Storage(),
+    )
     return block, optimizer.options
 
 
@@ -224,7 +235,7 @@ def store(block: Block, residual: np.ndarray) -> None:
 
 def excess(block: Block, options: Options) -> float:
     """|r - R g| over its minimum, as a step of ``Anderson`` would have it."""
-    problem = joint.assemble([block], options)
+    problem = joint.assemble([block], options, Ranks())
     assert problem is not None
     R = block.history.residual_diffs[block.history.newest_first].double().numpy().T
     r = block.history.last_residual.double().numpy()

@@ -105,10 +105,3 @@ def test_a_group_taken_out_from_before_others_does_not_shift_their_rates() -> No
     optimizer.param_groups.pop(0)
     run(optimizer, 20)
     assert optimizer.stats.as_dict()["history_len"] > 0
-
-
-def test_a_sharded_parameter_is_refused_at_construction() -> None:
-    weights = nn.Parameter(torch.zeros(3))
-    weights.to_local = lambda: weights  # type: ignore[attr-defined]
-    with pytest.raises(ValueError, match="DTensor"):
-        Anderson(torch.optim.SGD([weights], lr=0.1))

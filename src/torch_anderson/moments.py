@@ -37,7 +37,7 @@ class Moments:
         """(e . r / lr, e . e) of the correction e with these weights of the rows in ``slots``.
 
         >>> moments = Moments(1)  # residual difference 1, last residual 2, map difference 3
-        >>> moments.update([0, 1, 2], torch.tensor([[1.0, 2, 3], [2, 4, 6], [3, 6, 9]]))
+        >>> moments.update([0, 1, 2], torch.tensor([[1.0, 2, 3], [2, 4, 6], [3, 6, 9]]).double())
         >>> moments.of_correction(Weights([1.0], [2.0], 0.5), [0])  # e = 3 + 2 + 1
         (12.0, 36.0)
         """
