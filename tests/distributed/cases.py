@@ -39,32 +39,31 @@ MORE_NETWORK = {
         *(SGD, wave, 48, {"period": 2, "residual": "cycle", "average_window": 2, "history_size": 3}),
         *(TAME, {"safeguard": "loss"}),
     ),
-    "average": case(SGD, staircase, 65, {"period": 3, "average_window": 2, "history_size": 2}, ANY),
 }
 
 ELEMENTWISE = {
     "p = q = 1, averaged": case(
         *(SGD, wave, 35, {"period": 1, "history_size": 3, "average_window": 3, "relaxation": 0.5}, ANY)
     ),
-    "p = q = 5": case(SGD, constant, 115, {"period": 5, "store_period": 5, "history_size": 2}, ANY),
     "p = q = 5, Adam": case(
-        ("adam", (0.02, 0.03)), wave, 115, {"period": 5, "store_period": 5, "history_size": 2}, ANY
+        *(("adam", (0.02, 0.03)), wave, 110, {"period": 5, "store_period": 5, "history_size": 2}, ANY)
     ),
     "p = 5, q = 2, momentum": case(
         *(MOMENTUM, staircase, 115, {"period": 5, "store_period": 2, "history_size": 2, "relaxation": 0.5}, ANY)
     ),
     "p = 10, q = 1, Adam, descent": case(ADAM, constant, 210, {"history_size": 4}, TAME),
-    "descent": case(SGD, constant, 90, {"period": 4, "history_size": 2}, TAME),
-    "cycles": case(SGD, wave, 110, {"period": 5, "residual": "cycle", "history_size": 3}, ANY),
+    "descent, short jumps": case(SGD, wave, 66, {"period": 3, "history_size": 3}, TAME, {"max_jump": 0.8}),
+    "cycles": case(SGD, wave, 66, {"period": 3, "residual": "cycle", "history_size": 3}, ANY),
     "cycles that end in a mean, descent": case(
         *(("sgd", (0.2, 0.3)), constant, 92),
         *({"period": 4, "residual": "cycle", "average_window": 3, "history_size": 6}, {"max_jump": 20.0}),
     ),
+    "average": case(SGD, staircase, 65, {"period": 3, "average_window": 2, "history_size": 2}, ANY),
     "averages over momentum, descent": case(
         *(MOMENTUM, constant, 75, {"period": 3, "average_window": 3, "average_tolerance": 0.5, "history_size": 2}, TAME)
     ),
     "detrended average": case(
-        *(SGD, constant, 105, {"period": 5, "average_window": 4, "history_size": 3}),
+        *(SGD, constant, 85, {"period": 4, "average_window": 4, "history_size": 3}),
         *({"average_criterion": "detrended", "average_tolerance": 0.02}, ANY),
     ),
     "residual, averaged": case(
@@ -78,7 +77,7 @@ ELEMENTWISE = {
         *(ADAM, staircase, 65, {"period": 3, "history_size": 3, "mixing": "anderson", "relaxation": 0.6}),
         *({"on_accept": "reset_momentum"}, ANY),
     ),
-    "descent, Adam, qr": case(ADAM, constant, 92, {"period": 4, "solver": "qr", "history_size": 2}, TAME),
+    "descent, Adam, qr": case(ADAM, constant, 69, {"period": 3, "solver": "qr", "history_size": 2}, TAME),
 }
 
 CASES = NETWORK | MORE_NETWORK | ELEMENTWISE

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
+import pytest
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn, optim
@@ -99,6 +100,11 @@ TWO_RANKS = {
 ALL = LAYOUTS | TWO_RANKS
 
 
+def in_time(layout: str, *fast: str) -> Any:
+    """A layout as parameter of a test, which is slow in all but a few."""
+    return pytest.param(layout, marks=() if layout in fast else pytest.mark.slow)
+
+
 def constant(step: int) -> float:
     return 1.0
 
@@ -114,6 +120,7 @@ def wave(step: int) -> float:
 DECAY = 0.1
 BASES: dict[str, Callable[..., optim.Optimizer]] = {
     "sgd": partial(optim.SGD, weight_decay=DECAY),
+    "no decay": optim.SGD,
     "momentum": partial(optim.SGD, momentum=0.8, weight_decay=DECAY),
     "adam": partial(optim.Adam, weight_decay=DECAY, eps=1e-4),
 }

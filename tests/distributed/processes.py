@@ -21,7 +21,7 @@ COLLECTIVE_SECONDS = 15 * PATIENCE
 """How long a rank waits for the others before it gives up."""
 TEST_SECONDS = 30 * PATIENCE
 """How long all ranks may take together."""
-GRACE_SECONDS = 3
+GRACE_SECONDS = 1
 """How long the others may take once a rank has failed: the loss of a peer is noticed at once."""
 
 

@@ -6,7 +6,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from cases import ANY, SGD, TAME, case
-from layouts import ALL, Case, Elementwise, constant, local
+from layouts import ALL, Case, Elementwise, constant, in_time, local
 from processes import run
 from torch.distributed.tensor.debug import CommDebugMode
 from torch.nn.parallel import DistributedDataParallel
@@ -30,6 +30,9 @@ COUNTED = {
     "residual": case(SGD, constant, STEPS, {"period": 3, "history_size": 2}, TAME, {"safeguard": "residual"}),
     "average": case(SGD, constant, STEPS, {"period": 4, "history_size": 2, "average_window": 3}, ANY),
 }
+ONE_SUM = ("any jump", "every step", "stored now and then", "descent", "cycles")
+Records = list[tuple[int, dict[str, int]]]
+"""Of each step, with its number."""
 
 
 class Bytes(TorchDispatchMode):
@@ -76,35 +79,24 @@ def others(record: dict[str, int]) -> int:
     return sum(count for name, count in record.items() if name.startswith("sent_")) - sums(record) - gathers(record)
 
 
-@pytest.fixture(scope="module", params=SPREAD)
-def steps(request) -> tuple[str, dict[str, list[dict[str, int]]]]:
-    """What the ranks sent, which is the same on all of them; the first step has a comparison of its own."""
-    ranks = run(ALL[request.param].ranks, all_recorded, request.param)
-    assert all(rank == ranks[0] for rank in ranks)
-    return request.param, ranks[0]
-
-
-@pytest.mark.parametrize("name", ["any jump", "every step", "stored now and then", "descent", "cycles"])
-def test_an_acceleration_takes_one_sum_and_other_steps_take_none(steps, name):
+def assert_one_sum_for_an_acceleration(name: str, records: Records) -> None:
+    """And none on other steps. The first step has a comparison of its own."""
     period = COUNTED[name].options["period"]
     first = 2 * period if name == "cycles" else max(period, 2)  # which has two pairs
-    _, found = steps
     expected = [int(k >= first and k % period == 0) for k in range(2, STEPS + 1)]
-    assert [sums(record) for record in found[name][1:]] == expected
+    assert [sums(record) for _, record in records] == expected, name
 
 
-def test_the_loss_safeguard_takes_one_more(steps):
-    _, found = steps
-    for k, record in list(enumerate(found["loss"], start=1))[1:]:
-        assert sums(record) == (k % 3 == 0) + (record.get("extra_evaluations", 0) > 0)
-    assert sum(record.get("extra_evaluations", 0) for record in found["loss"]) >= 10
+def assert_one_more_for_the_loss(records: Records) -> None:
+    for k, record in records:
+        assert sums(record) == (k % 3 == 0) + (record.get("extra_evaluations", 0) > 0), k
+    assert sum(record.get("extra_evaluations", 0) for _, record in records) >= 10
 
 
-def test_the_residual_safeguard_takes_one_more_at_the_next_step(steps):
-    _, found = steps
-    pending = False
-    settled = 0
-    for k, record in list(enumerate(found["residual"], start=1))[1:]:
+def assert_one_more_at_the_step_after_a_jump(records: Records) -> None:
+    """Where the residual decides."""
+    pending, settled = False, 0
+    for k, record in records:
         assert sums(record) == (k % 3 == 0) + pending, k
         settled += pending
         rejected_now = record.get("rejected_too_long", 0) + record.get("rejected_nonfinite", 0)
@@ -112,27 +104,38 @@ def test_the_residual_safeguard_takes_one_more_at_the_next_step(steps):
     assert settled >= 8
 
 
-def test_averages_take_one_sum_a_step_where_parameters_are_sharded(steps):
-    layout, found = steps
-    records = list(enumerate(found["average"], start=1))[3:]  # the window is full after three
-    averages = 0 if layout == "ddp" else 1  # with a history that is sharded, so is the window
-    for k, record in records:
-        restarted = record.get("accepted", 0) > 0  # the window is not full after a jump
+def assert_one_sum_a_step_for_averages(layout: str, records: Records) -> None:
+    """None where every rank has all of the window."""
+    averages = 0 if layout == "ddp" else 1
+    for k, record in records[2:]:  # the window is full after three steps, and three steps after a jump
+        full = k % 4 in (3, 0) and not record.get("accepted", 0)
         assert sums(record) <= (k % 4 == 0) + averages, k
-        if not restarted and k % 4 in (3, 0):
-            assert sums(record) == (k % 4 == 0) + averages, k
+        assert sums(record) == (k % 4 == 0) + averages or not full, k
     assert sum(record.get("averaged", 0) for _, record in records) > 0
 
 
-def test_only_a_sharded_history_of_whole_parameters_gathers_and_only_for_a_jump(steps):
-    layout, found = steps
+def assert_gathers_for_jumps_alone(layout: str, found: dict[str, Records]) -> None:
+    """And only where the history of whole parameters is sharded."""
     sharded = layout == "ddp on 2, history sharded"
     for name, records in found.items():
-        for k, record in list(enumerate(records, start=1))[1:]:
+        for k, record in records:
             assert others(record) == 0, (name, k)
-            if name in ("any jump", "every step", "stored now and then", "descent", "cycles"):
-                assert gathers(record) == (sharded and record.get("accepted", 0)), (name, k)
             assert gathers(record) <= sharded, (name, k)
+            if name in ONE_SUM:
+                assert gathers(record) == (sharded and record.get("accepted", 0)), (name, k)
+
+
+@pytest.mark.parametrize("layout", [in_time(layout, "ddp") for layout in SPREAD])
+def test_ranks_send_no_more_than_they_must(layout):
+    ranks = run(ALL[layout].ranks, all_recorded, layout)
+    assert all(rank == ranks[0] for rank in ranks)
+    found = {name: list(enumerate(records, start=1))[1:] for name, records in ranks[0].items()}
+    for name in ONE_SUM:
+        assert_one_sum_for_an_acceleration(name, found[name])
+    assert_one_more_for_the_loss(found["loss"])
+    assert_one_more_at_the_step_after_a_jump(found["residual"])
+    assert_one_sum_a_step_for_averages(layout, found["average"])
+    assert_gathers_for_jumps_alone(layout, found)
 
 
 # ---------------------------------------------------------------------------------------------- bytes that are sent

@@ -7,8 +7,24 @@ import pytest
 import torch
 import torch.distributed as dist
 from cases import ANY, SGD, TAME, case
-from layouts import ALL, LAYOUTS, Case, Elementwise, assert_bitwise_equal, constant, distance, local
+from layouts import (
+    ALL,
+    LAYOUTS,
+    Case,
+    Elementwise,
+    assert_bitwise_equal,
+    constant,
+    distance,
+    full,
+    in_time,
+    local,
+    places,
+    shard_like,
+)
 from processes import run
+from torch.distributed.fsdp import fully_shard
+
+from torch_anderson import Anderson
 
 MANY = [layout for layout in LAYOUTS if layout != "single"]
 TWO = ["ddp", "ddp on 2, history sharded", "fsdp on 2"]
@@ -50,7 +66,7 @@ def poisoned(layout: str) -> dict[str, Any]:
     return {name: Poisoned(case, layout).advance().outcome() for name, case in FRAGILE.items()}
 
 
-@pytest.mark.parametrize("layout", MANY)
+@pytest.mark.parametrize("layout", [in_time(layout, "ddp", "tensor parallel") for layout in MANY])
 def test_a_nan_on_one_rank_makes_plain_steps_on_all_and_training_goes_on(layout):
     expected = poisoned("single")
     first, *others = run(LAYOUTS[layout].ranks, poisoned, layout)
@@ -100,7 +116,7 @@ def said(layout: str) -> dict[str, Any]:
     return {name: judged(layout, losses[min(dist.get_rank(), 1)]).outcome() for name, (*losses, _) in SAID.items()}
 
 
-@pytest.mark.parametrize("layout", TWO)
+@pytest.mark.parametrize("layout", [in_time(layout, "ddp", "fsdp on 2") for layout in TWO])
 def test_the_mean_of_the_losses_decides_on_all_ranks(layout):
     one, other = run(ALL[layout].ranks, said, layout)
     for name, (*_, improves) in SAID.items():
@@ -118,9 +134,82 @@ def test_said_losses_decide_in_a_single_process():
     assert judged("single", (1.0, 2.0)).counts()["rejected_loss"] >= 10
 
 
+# ----------------------------------------------------------------------------------------- ranks with nothing to do
+
+QUIET = {
+    "any jump": case(("no decay", (0.3, 0.4)), constant, 40, {"period": 3, "history_size": 3}, ANY),
+    "average": case(("no decay", (0.3, 0.4)), constant, 40, {"period": 4, "history_size": 2, "average_window": 2}, ANY),
+    "residual": case(
+        *(("no decay", (0.3, 0.4)), constant, 40, {"period": 3, "history_size": 2}, TAME, {"safeguard": "residual"})
+    ),
+    "cycles": case(
+        *(("no decay", (0.3, 0.4)), constant, 40, {"period": 3, "history_size": 2, "residual": "cycle"}, ANY)
+    ),
+}
+
+
+class Quiet(Elementwise):
+    """Some numbers have gradients of zero, always or in one half of the steps."""
+
+    def __init__(self, case: Case, layout: str, still: torch.Tensor, always: bool) -> None:
+        super().__init__(case, layout)
+        self.still, self.always = still, always
+
+    def step(self, step: int, **given: Any) -> None:
+        self.resting = self.always or step % 10 < 5
+        super().step(step, **given)
+
+    def backward(self) -> None:
+        super().backward()
+        for p, numbers in zip(self.net.parameters(), self.places, strict=True):
+            local(p.grad).masked_fill_(torch.isin(numbers, self.still) & self.resting, 0.0)
+
+
+def quiet(layout: str, still: torch.Tensor) -> list[dict[str, Any]]:
+    runs = [(case, always) for case in QUIET.values() for always in (True, False)]
+    return [Quiet(case, layout, still, always).advance().outcome() for case, always in runs]
+
+
+def test_a_rank_whose_numbers_stand_still_goes_along_with_the_others():
+    """It must not take its own standstill for that of all: they would wait for it."""
+    still = run(2, lambda: torch.cat([part.flatten() for part in places("fsdp on 2")]))[1]  # all that rank 1 has
+    expected = quiet("single", still)
+    one, other = run(2, quiet, "fsdp on 2", still)
+    for ours, theirs, alone in zip(one, other, expected, strict=True):
+        assert ours["counts"] == theirs["counts"] == alone["counts"]
+        assert ours["counts"]["accepted"] >= 3
+        assert distance(ours["weights"], alone["weights"]) <= 1e-12
+
+
+def trained_line(mesh: Any = None) -> dict[str, Any]:
+    """A model of one row: all but the first rank have nothing at all."""
+    torch.manual_seed(0)
+    line = torch.nn.Linear(40, 1).double()
+    net = fully_shard(line) if mesh else line
+    base = torch.optim.SGD(net.parameters(), lr=0.2)
+    optimizer = Anderson(base, period=3, history_size=3, average_window=2, safeguard=None, regularization=1e-2)
+    curvatures = torch.linspace(0.1, 1.0, 40, dtype=torch.float64)
+    for step in range(30):
+        for p in net.parameters():
+            part = local(p)
+            p.grad = shard_like(p, curvatures[: part.shape[-1]] * (part - math.sin(step / 5)))
+        optimizer.step()
+    counts = {name: int(count) for name, count in optimizer.stats.counts.items() if count}
+    return {"weights": {name: full(p) for name, p in net.named_parameters()}, "counts": counts}
+
+
+def test_ranks_without_a_single_number_go_along():
+    expected = trained_line()
+    for rank in run(3, trained_line, True):
+        assert rank["counts"] == expected["counts"]
+        assert rank["counts"]["accepted"] >= 5
+        assert distance(rank["weights"], expected["weights"]) <= 1e-12
+
+
 # --------------------------------------------------------------------------------------- everything at the edge
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("layout", TWO)
 def test_ranks_agree_where_rounding_decides(layout):
     """Collinear columns with next to no regularization: which are dropped is a matter of the last digit, and what

@@ -161,16 +161,11 @@ class Curious(Training):
     """Evaluates after every step, and gives a loss that is evaluated without a graph."""
 
     def step(self, step: int, **given: Any) -> None:
-        loss, self.loss = self.loss, torch.no_grad()(self.loss)  # type: ignore[method-assign]
-        judged, self.loss = self.loss, loss  # type: ignore[method-assign]
-        self._step_with(step, judged)
-        with torch.no_grad():
-            self.outputs = self.model(self.inputs).clone()
-
-    def _step_with(self, step: int, judged: Any) -> None:
-        self.drift = 1.0
+        """On a batch that stays."""
         self.backward()
-        self.optimizer.step(loss_fn=judged)
+        self.optimizer.step(loss_fn=torch.no_grad()(self.loss))
+        with torch.no_grad():
+            self.model(self.inputs)
 
 
 def curious(layout: str) -> dict[str, Any]:

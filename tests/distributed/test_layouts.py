@@ -5,7 +5,7 @@ from functools import cache
 
 import pytest
 from cases import CASES, ELEMENTWISE, MORE_NETWORK, NETWORK, build, disturbed
-from layouts import LAYOUTS, Training, assert_bitwise_equal, distance
+from layouts import ALL, LAYOUTS, Training, assert_bitwise_equal, distance, in_time
 from processes import run
 from reference import TextbookAnderson
 
@@ -33,7 +33,7 @@ def outcomes(layout: str, cases: Iterable[str]) -> dict[str, dict]:
 
 
 def assert_as_alone(layout: str, cases: Iterable[str]) -> None:
-    first, *others = run(LAYOUTS[layout].ranks, outcomes, layout, cases)
+    first, *others = run(ALL[layout].ranks, outcomes, layout, cases)
     for other in others:
         for name in cases:
             assert other[name]["counts"] == first[name]["counts"], name
@@ -44,14 +44,12 @@ def assert_as_alone(layout: str, cases: Iterable[str]) -> None:
         assert first[name]["counts"] == alone(name).counts(), name
 
 
-@pytest.mark.parametrize("layout", MANY)
+@pytest.mark.parametrize("layout", [in_time(layout, "ddp") for layout in MANY])
 def test_weights_end_where_those_of_a_single_process_do(layout):
     assert_as_alone(layout, ELEMENTWISE)
 
 
-@pytest.mark.parametrize(
-    "layout", [pytest.param(name, marks=[pytest.mark.slow][: name not in ("ddp",)]) for name in MANY]
-)
+@pytest.mark.parametrize("layout", [in_time(layout, "ddp", "fsdp on 2") for layout in (*MANY, "fsdp on 2")])
 def test_networks_end_where_those_of_a_single_process_do(layout):
     assert_as_alone(layout, NETWORK)
 
@@ -87,6 +85,11 @@ def test_a_single_process_follows_the_textbook_in_these_cases(name):
     training.optimizer.param_groups, training.optimizer.zero_grad = base.param_groups, base.zero_grad
     training.advance()
     assert distance(alone(name).weights(), training.weights()) <= 1e-9
+
+
+def test_some_jumps_are_too_long():
+    """Their length is measured by a path that all ranks have a part of."""
+    assert alone("descent, short jumps").counts()["rejected_too_long"] >= 3
 
 
 def test_shapes_are_awkward():

@@ -105,7 +105,7 @@ rounded: both have solved it."""
 
 
 def final_loss(problem: str, base: str, seed: int, **options: Any) -> tuple[float, float]:
-    """After 200 steps on all data, and how many jumps there were."""
+    """After 150 steps on all data, and how many jumps there were."""
     task = PROBLEMS[problem](seed)
     optimizer = Anderson(BASES[base](task.parameters, lr=RATES[problem, base]), **options)
 
@@ -115,7 +115,7 @@ def final_loss(problem: str, base: str, seed: int, **options: Any) -> tuple[floa
         loss.backward()
         return loss.detach()
 
-    for _ in range(200):
+    for _ in range(150):
         optimizer.step(closure)
     return task.full_loss(), optimizer.stats.as_dict()["accepted"]
 
@@ -124,14 +124,14 @@ def final_loss(problem: str, base: str, seed: int, **options: Any) -> tuple[floa
 def test_half_precision_ends_two_percent_above_full_precision_at_most():
     """In the mean over the suite: single runs differ by a jump more or less, to either side."""
     ratios, jumps = [], 0.0
-    for (problem, base), seed in product(RATES, range(3)):
+    for (problem, base), seed in product(RATES, range(2)):
         plain, _ = final_loss(problem, base, seed, period=10**6)
         exact, _ = final_loss(problem, base, seed)
         rounded, accepted = final_loss(problem, base, seed, storage=Storage(dtype=torch.bfloat16))
         least = NEGLIGIBLE * plain
         ratios.append(math.log(max(rounded, least) / max(exact, least)))
         jumps += accepted
-    assert jumps >= 30
+    assert jumps >= 20
     assert math.exp(sum(ratios) / len(ratios)) <= 1.02
     assert math.exp(max(ratios)) <= 1.1
 
