@@ -358,3 +358,9 @@ def test_methods_have_the_options_of_the_paper():
 def test_settings_that_cannot_be_meant_are_refused(wrong):
     with pytest.raises(BadSettings, match=f"Invalid {next(iter(wrong))}"):
         Settings(data=Path(), **wrong)
+
+
+@pytest.mark.parametrize("wrong", [{"relaxation": 2.0, "method": "anderson"}, {"momentum": -1.0}])
+def test_options_that_the_optimizer_does_not_like_are_refused(wrong):
+    with pytest.raises(BadSettings):
+        make_optimizer(Settings(data=Path(), **wrong), [torch.zeros(2, requires_grad=True)])
