@@ -22,10 +22,12 @@ from torch_anderson.lab.imagenet.__main__ import main
 from torch_anderson.lab.imagenet.augmentation import centre_box, normalised, random_box
 from torch_anderson.lab.imagenet.batches import Order, Share
 from torch_anderson.lab.imagenet.images import NO_LABEL, PADDING, Images, Key, torchvision_decoder
+from torch_anderson.lab.imagenet.methods import make_optimizer
 from torch_anderson.lab.imagenet.schedule import rate_at
 from torch_anderson.lab.imagenet.settings import BadSettings, Settings
 from torch_anderson.lab.imagenet.training import LOSSES
 from torch_anderson.lab.imagenet.validation import hits
+from torch_anderson.options import Options
 
 SIZE = 16
 SMALL = ["--model", "resnet20", "--image-size", str(SIZE), "--batch-size", "4", "--log-every", "4", "--workers", "0"]
@@ -117,8 +119,8 @@ PAPER = ["--method", "anderson+average", "--epochs", "4", "--checkpoint-every", 
 @pytest.mark.slow
 def test_a_killed_rank_changes_nothing(folder, tmp_path):
     """Under torchrun's own restart, in the middle of an epoch and after accelerations."""
-    undisturbed = torchrun(folder, tmp_path / "undisturbed", *PAPER)
-    ended(undisturbed)
+    args = ["--data", str(folder), "--out", str(tmp_path / "undisturbed"), *SMALL, *PAPER]
+    assert forked(2, *args) == [0, 0]
     disturbed = torchrun(folder, tmp_path / "disturbed", *PAPER, restarts=1)
     kill_after(disturbed, tmp_path / "disturbed" / "checkpoints", step=12)
     assert "resumed in epoch" in ended(disturbed)
@@ -145,7 +147,7 @@ def kill_after(launcher: subprocess.Popen[str], checkpoints: Path, step: int) ->
 @pytest.mark.slow
 def test_with_three_processes_a_second_start_goes_on_bit_for_bit(folder, tmp_path):
     """Sums of three depend on their order, which DDP chooses after its first pass."""
-    args = ["--data", str(folder), *SMALL, "--method", "anderson"]
+    args = ["--data", str(folder), *SMALL, "--method", "anderson", "--limit-batches", "3"]
     assert forked(3, *args, "--out", str(tmp_path / "once"), "--epochs", "2") == [0, 0, 0]
     for epochs in ("1", "2"):
         assert forked(3, *args, "--out", str(tmp_path / "twice"), "--epochs", epochs) == [0, 0, 0]
@@ -340,7 +342,25 @@ def test_binary_cross_entropy_by_hand():
     assert LOSSES["bce"](scores, labels).item() == pytest.approx(expected)
 
 
+def test_methods_have_the_options_of_the_paper():
+    def options(method: str) -> Options:
+        return make_optimizer(Settings(data=Path(), method=method), [torch.zeros(2, requires_grad=True)]).options
+
+    both, alone, average = (options(method) for method in ("anderson+average", "anderson", "average"))
+    assert (both.period, both.store_period, both.history_size, both.relaxation) == (5, 5, 20, 0.5)
+    assert (both.average_window, alone.average_window, average.average_window) == (4, 0, 4)
+    assert both.safeguard == alone.safeguard == "residual"
+    base = make_optimizer(Settings(data=Path()), [torch.zeros(2, requires_grad=True)])
+    assert (type(base), base.defaults["nesterov"], base.defaults["momentum"]) == (torch.optim.SGD, True, 0.9)
+
+
 @pytest.mark.parametrize("wrong", [{"batch_size": 0}, {"workers": -1}, {"limit_batches": 0}])
 def test_settings_that_cannot_be_meant_are_refused(wrong):
     with pytest.raises(BadSettings, match=f"Invalid {next(iter(wrong))}"):
         Settings(data=Path(), **wrong)
+
+
+@pytest.mark.parametrize("wrong", [{"relaxation": 2.0, "method": "anderson"}, {"momentum": -1.0}])
+def test_options_that_the_optimizer_does_not_like_are_refused(wrong):
+    with pytest.raises(BadSettings):
+        make_optimizer(Settings(data=Path(), **wrong), [torch.zeros(2, requires_grad=True)])

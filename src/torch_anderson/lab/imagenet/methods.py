@@ -9,18 +9,20 @@ from torch.optim import SGD, Optimizer
 
 from torch_anderson import Anderson
 
-from .settings import Settings
+from .settings import BadSettings, Settings
 
 NEVER = 2**62
 """A warm-up that does not end: what is left of Anderson is its average."""
 
 
 def make_optimizer(settings: Settings, parameters: Iterable[Tensor]) -> Optimizer:
-    """The base, or Anderson around it."""
-    base = SGD(
-        parameters, lr=settings.rate, momentum=settings.momentum, nesterov=True, weight_decay=settings.weight_decay
-    )
-    return base if settings.method == "base" else Anderson(base, **anderson_options(settings))
+    """The base, or Anderson around it; options that they do not like are bad settings."""
+    rate, momentum, decay = settings.rate, settings.momentum, settings.weight_decay
+    try:
+        base = SGD(parameters, lr=rate, momentum=momentum, weight_decay=decay, nesterov=True)
+        return base if settings.method == "base" else Anderson(base, **anderson_options(settings))
+    except ValueError as error:
+        raise BadSettings(str(error)) from error
 
 
 def anderson_options(settings: Settings) -> dict[str, Any]:

@@ -28,6 +28,7 @@ class Settings:
     image_size: int = 224
     """Height and width of what the network sees, in pixels."""
     epochs: int = 90
+    """Passes over all training images."""
     batch_size: int = 64
     """Images a step on each process."""
     workers: int = 4
@@ -45,21 +46,26 @@ class Settings:
     """Cross-entropy, or binary cross-entropy of each class against one-hot labels, as the paper writes it."""
 
     rate: float = 0.05
-    """Learning rate of the warm-up, and of 64 images a step: after it, times the square root of images / 64."""
+    """Learning rate of the warm-up; after it, times the square root of images a step, on all processes, over 64."""
     momentum: float = 0.9
     """Of Nesterov."""
     weight_decay: float = 0.0
     """The paper has none."""
     warmup_epochs: int = 5
+    """Epochs at that rate."""
     milestones: tuple[int, ...] = (30, 60, 80)
     """Epochs before which the learning rate is divided by 10."""
 
     method: Literal["base", "anderson", "average", "anderson+average"] = "base"
     """Nesterov alone, or with Anderson acceleration, the moving average, or both."""
     history_size: int = 20
+    """m, most columns of the history."""
     period: int = 5
+    """p, steps between two accelerations."""
     store_period: int = 5
+    """q, steps between two stored pairs."""
     relaxation: float = 0.5
+    """β, how far to go towards the accelerated weights."""
     average_window: int = 4
     """Of the methods with average; the paper does not give it, p - 1 is the longest between two jumps."""
     safeguard: Literal["residual", "descent", "none"] = "residual"
