@@ -182,6 +182,19 @@ def test_sharded_and_replicated_parameters_train_alike(folder, tmp_path):
     assert last["seconds"]["acceleration"] == 0
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("options", [["--strategy", "fsdp"], ["--storage-shard"]], ids=["fsdp", "sharded history"])
+def test_anderson_does_the_same_wherever_its_history_is(folder, tmp_path, options):
+    args = ["--data", str(folder), *SMALL, "--epochs", "3", "--method", "anderson", "--safeguard", "none"]
+    assert forked(2, *args, "--out", str(tmp_path / "ddp")) == [0, 0]
+    assert forked(2, *args, "--out", str(tmp_path / "other"), *options) == [0, 0]
+    counts = [metrics(tmp_path / name)[-1]["stats"]["accepted"] for name in ("ddp", "other")]
+    assert counts[0] == counts[1] > 0
+    ddp, other = weights(tmp_path / "ddp"), weights(tmp_path / "other")
+    for name, tensor in ddp.items():
+        torch.testing.assert_close(other[name], tensor, rtol=1e-3, atol=1e-3)
+
+
 @pytest.mark.parametrize("options", [["--precision", "bfloat16"], ["--precision", "float16"], ["--loss", "bce"]])
 def test_one_process_without_torchrun(folder, tmp_path, options):
     assert forked(1, "--data", str(folder), "--out", str(tmp_path), *SMALL, "--epochs", "1", *options) == [0]

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 from torch.optim import SGD, Optimizer
 
-from torch_anderson import Anderson
+from torch_anderson import Anderson, Storage
 
 from .settings import BadSettings, Settings
 
@@ -45,7 +45,5 @@ def storage_options(settings: Settings) -> dict[str, Any]:
     """Where the history is kept; nothing where nothing is said."""
     if not (settings.storage_shard or settings.storage_device or settings.storage_dtype):
         return {}
-    from torch_anderson import Storage  # type: ignore[attr-defined]
-
     dtype = getattr(torch, settings.storage_dtype) if settings.storage_dtype else None
     return {"storage": Storage(device=settings.storage_device, dtype=dtype, shard=settings.storage_shard)}
