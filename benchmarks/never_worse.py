@@ -2,6 +2,7 @@
 
     python -m benchmarks.never_worse --jobs 2                       the default options
     python -m benchmarks.never_worse --set "" --set period=20       two variants, the base runs once
+    python -m benchmarks.never_worse --set "" --set storage=bfloat16 --against defaults    half precision against full
     python -m benchmarks.never_worse --tune                         learning rates, from the base alone
 
 A cell is the geometric mean over seeds of (final loss + 1e-8 x initial loss) of the wrapped run over the
@@ -26,7 +27,7 @@ from torch import optim
 
 from benchmarks.problems import PROBLEMS
 from benchmarks.report import header, table
-from torch_anderson import Anderson
+from torch_anderson import Anderson, Storage
 
 MARK_ABOVE = 1.05
 LOSS_FLOOR = 1e-8  # of the initial loss: below it both runs count as converged
@@ -148,12 +149,12 @@ def compare(cases: list[Case], variants: dict[str, dict], jobs: int) -> dict[tup
     return dict(zip(keys, runs, strict=True))
 
 
-def ratios(runs: dict, variant: str) -> dict[tuple[str, str], float]:
-    """Cells of the variant's table: (optimizer, problem) -> ratio to the base."""
+def ratios(runs: dict, variant: str, against: str | None) -> dict[tuple[str, str], float]:
+    """Cells of the variant's table: (optimizer, problem) -> ratio to the base, or to another variant."""
     by_cell: dict[tuple[str, str], list[float]] = {}
     for name, case in runs:
         if name == variant:
-            ratio = runs[variant, case].score / runs[None, case].score
+            ratio = runs[variant, case].score / runs[against, case].score
             by_cell.setdefault((case.optimizer, case.problem), []).append(ratio)
     return {cell: geometric_mean(values) for cell, values in by_cell.items()}
 
@@ -161,7 +162,7 @@ def ratios(runs: dict, variant: str) -> dict[tuple[str, str], float]:
 def comparison_table(cells: dict[tuple[str, str], float]) -> str:
     optimizers, problems = (list(dict.fromkeys(names)) for names in zip(*cells, strict=True))
     rows = [[optimizer, *(_cell(cells[optimizer, problem]) for problem in problems)] for optimizer in optimizers]
-    return table(rows, ["ratio to base", *problems])
+    return table(rows, ["ratio", *problems])
 
 
 def _cell(ratio: float) -> str:
@@ -218,12 +219,16 @@ def _best_rate(scores: dict[tuple, float], optimizer: str, problem: str) -> floa
 
 
 def parse_options(text: str) -> dict:
-    """The options in "key=value,key=value"; a value that is no Python literal is a string.
+    """The options in "key=value,key=value"; a value that is no Python literal is a string, and that of storage the
+    type of the rows.
 
     >>> parse_options("period=10,safeguard=loss")
     {'period': 10, 'safeguard': 'loss'}
     """
-    return {key: _literal(value) for key, value in (item.split("=", 1) for item in text.split(",") if item)}
+    options = {key: _literal(value) for key, value in (item.split("=", 1) for item in text.split(",") if item)}
+    if "storage" in options:
+        options["storage"] = Storage(dtype=getattr(torch, str(options["storage"])))
+    return options
 
 
 def _literal(text: str) -> object:
@@ -236,6 +241,7 @@ def _literal(text: str) -> object:
 def arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--set", action="append", metavar="KEY=VALUE,...", help="a variant; repeat for more")
+    parser.add_argument("--against", metavar="VARIANT", help="ratios to this variant, not to the base")
     parser.add_argument("--optimizers", nargs="+", choices=BASES, default=list(BASES), metavar="NAME")
     parser.add_argument("--problems", nargs="+", choices=PROBLEMS, default=list(PROBLEMS), metavar="NAME")
     parser.add_argument("--seeds", nargs="+", type=int, default=list(range(5)))
@@ -257,7 +263,7 @@ def main() -> None:
     runs = compare([Case(*c) for c in product(args.optimizers, args.problems, args.seeds)], variants, args.jobs)
     if args.csv:
         write_csv(args.csv, runs)
-    cells = {variant: ratios(runs, variant) for variant in variants}
+    cells = {variant: ratios(runs, variant, args.against) for variant in variants}
     for variant in variants:
         print(f"\n{variant}\n\n{comparison_table(cells[variant])}")
     print("", *(summary(variant, cells[variant]) for variant in variants), sep="\n")

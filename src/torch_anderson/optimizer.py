@@ -207,7 +207,7 @@ class Anderson(Optimizer):
                 "No weights to evaluate with are kept. Build Anderson with "
                 "discrepancy=Discrepancy(..., use='evaluation') or use='both'."
             )
-        if model is None and any(block.sharded for block in self._accelerator.blocks):
+        if model is None and any(is_dtensor(param) for group in self.param_groups for param in group["params"]):
             raise ValueError(
                 "Invalid model: None. Of a sharded model, give accelerated_weights(model) the model itself."
             )

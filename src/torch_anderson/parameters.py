@@ -104,11 +104,11 @@ class Views(ABC):
             torch._foreach_copy_(targets, sources)
 
     def slices(self, vector: Tensor, everything: bool) -> Iterator[Slice]:
-        """The same for parameters of which other ranks have the rest: what to exchange with them."""
+        """The same for parameters of which other ranks have the rest: what to exchange with them. What is sent does not
+        depend on gradients, which one rank may have and another not."""
         for param, part, values in zip(self.params, self.parts, vector.split(self.sizes), strict=True):
-            if everything or param.grad is not None:
-                assert isinstance(part, Sliced)
-                yield Slice(part, flat_view(param), values)
+            assert isinstance(part, Sliced)
+            yield Slice(part, flat_view(param), values, wanted=everything or param.grad is not None)
 
     def present(self) -> list[Tensor]:
         """A copy of all that this rank holds of the parameters now, be it more than it keeps a history of."""

@@ -203,6 +203,8 @@ class Slice(NamedTuple):
     """All numbers of the parameter, as one vector in the order of memory."""
     values: Tensor
     """Of this rank's rows."""
+    wanted: bool
+    """Whether the parameter is set, or only other ranks need our rows."""
 
     @property
     def room(self) -> int:
@@ -223,7 +225,8 @@ def exchange(slices: Sequence[Slice]) -> None:
         packed.view(piece.target.dtype)[: piece.values.numel()].copy_(piece.values)
     found = all_gather(message, first.part.ranks, first.part.group)
     for piece, packed in zip(slices, found.split(sizes, dim=1), strict=True):
-        _unpack(piece.target, packed.view(piece.target.dtype)[:, : piece.room])
+        if piece.wanted:
+            _unpack(piece.target, packed.view(piece.target.dtype)[:, : piece.room])
 
 
 def _unpack(target: Tensor, rows: Tensor) -> None:
