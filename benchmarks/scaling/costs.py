@@ -1,0 +1,211 @@
+"""The cost of the acceleration on one of N ranks, on paper.
+
+    n     numbers of the model                    m, p, q, t   as in ``Anderson``
+    N     ranks                                   f            rows stored since the last acceleration
+    c     numbers a rank keeps a history of       s            numbers of them that it multiplies
+
+All of one type and in one parameter group: each further one adds products of its own to the message. More than 16,384
+numbers: residuals of fewer are kept in float64. Parameters are cut in rows of their first dimension, as torch.chunk
+does it; none is a scalar.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from math import ceil, lcm, prod
+from typing import NamedTuple
+
+from torch_anderson.distributed import sharing_ranks
+
+Shapes = Sequence[tuple[int, ...]]
+DOUBLE = 8
+"""Bytes of a number in float64, in which products are formed and added up."""
+ALIGNMENT = 16
+"""Bytes at whose multiples the parameters begin in a packed message."""
+WORKSPACE_COLUMNS = {"cpu": 1 << 15, "cuda": 1 << 19}
+"""Most columns that are converted to float64 at once."""
+
+
+@dataclass(frozen=True)
+class Setting:
+    """m, p, q, t, and the bytes of a number: of vectors, and of the rows of the history."""
+
+    history_size: int = 20
+    period: int = 5
+    store_period: int = 5
+    average_window: int = 0
+    itemsize: int = 4
+    row_itemsize: int = 4
+
+    @property
+    def fresh(self) -> int:
+        """f, at most; an accelerating step always stores.
+
+        >>> Setting(period=5, store_period=5).fresh, Setting(period=10, store_period=1).fresh
+        (1, 10)
+        >>> Setting(period=5, store_period=2).fresh  # at 5; 6, 8 and 10; 12, 14 and 15
+        3
+        """
+        p, q = self.period, self.store_period
+        stored = (sum((start + i) % q == 0 or i == p for i in range(1, p + 1)) for start in range(0, lcm(p, q), p))
+        return min(max(stored), self.history_size)
+
+    @property
+    def rows(self) -> int:
+        """Of all that is multiplied: residual differences, the residual itself, map differences."""
+        return 2 * self.history_size + 1
+
+    @property
+    def products(self) -> int:
+        """Products of all rows with the new ones.
+
+        >>> Setting(history_size=20, period=5, store_period=5).products  # 41 rows with 3
+        123
+        """
+        return self.rows * (2 * self.fresh + 1)
+
+
+class Layout(NamedTuple):
+    """How parameters and history lie on the ranks."""
+
+    title: str
+    sharing: Callable[[int], int]
+    """How many of N ranks keep one history together."""
+    whole: bool
+    """Whether each rank has all of the parameters, and has to be told of a jump what others keep."""
+
+
+LAYOUTS = {
+    "ddp": Layout("DDP", lambda ranks: 1, whole=True),
+    "ddp-sharded": Layout("DDP, history sharded in groups of 64", sharing_ranks, whole=True),
+    "ddp-sharded-by-all": Layout("DDP, history sharded over all", lambda ranks: ranks, whole=True),
+    "fsdp2": Layout("FSDP2", lambda ranks: ranks, whole=False),
+}
+
+
+# --------------------------------------------------------------------------------------------------------- memory
+
+
+def rows_of(length: int, ranks: int, rank: int) -> int:
+    """Rows of a parameter that one rank has.
+
+    >>> [rows_of(10, 4, rank) for rank in range(4)], [rows_of(5, 4, rank) for rank in range(4)]
+    ([3, 3, 3, 1], [2, 2, 1, 0])
+    """
+    most = ceil(length / ranks)
+    return max(min(most, length - most * rank), 0)
+
+
+def numbers_kept(shapes: Shapes, sharing: int, rank: int = 0) -> int:
+    """c, on a rank among those that share a history; the first has most.
+
+    >>> numbers_kept([(10, 2), (5,)], sharing=4), numbers_kept([(10, 2), (5,)], sharing=4, rank=3)
+    (8, 2)
+    """
+    return sum(rows_of(length, sharing, rank) * prod(rest) for length, *rest in shapes)
+
+
+def bytes_a_number(setting: Setting) -> int:
+    """Two rows for each column of the history; iterate, last map, last residual; the window.
+
+    >>> bytes_a_number(Setting(history_size=20)), bytes_a_number(Setting(history_size=5, row_itemsize=2))
+    (172, 32)
+    """
+    return 2 * setting.history_size * setting.row_itemsize + (3 + setting.average_window) * setting.itemsize
+
+
+def kept_bytes(shapes: Shapes, layout: Layout, ranks: int, setting: Setting, rank: int = 0) -> int:
+    """Kept from step to step."""
+    sharing = layout.sharing(ranks)
+    return numbers_kept(shapes, sharing, rank % sharing) * bytes_a_number(setting)
+
+
+def workspace_bytes(columns: int, setting: Setting, device: str = "cuda") -> int:
+    """For the time of an acceleration: a chunk of all rows in float64."""
+    return min(columns, WORKSPACE_COLUMNS[device]) * setting.rows * DOUBLE
+
+
+# ------------------------------------------------------------------------------------------------------- messages
+
+
+def summed_bytes(setting: Setting) -> int:
+    """Of the one all-reduce: products, |r|^2, and the squares of the steps of the path.
+
+    >>> summed_bytes(Setting(history_size=20, period=5, store_period=5))
+    1152
+    """
+    return DOUBLE * (setting.products + 1 + setting.history_size)
+
+
+def message_bytes(shapes: Shapes, layout: Layout, ranks: int, setting: Setting) -> int:
+    """What each rank gives to the one all-gather of a jump, padded to the fullest rank.
+
+    >>> message_bytes([(10, 2), (5,)], LAYOUTS["ddp-sharded"], 4, Setting())  # 3 x 2 and 2 numbers, in steps of 16
+    48
+    """
+    sharing = layout.sharing(ranks)
+    if not layout.whole or sharing == 1:
+        return 0
+    lengths = (rows_of(length, sharing, 0) * prod(rest) * setting.itemsize for length, *rest in shapes)
+    return sum(ceil(length / ALIGNMENT) * ALIGNMENT for length in lengths)
+
+
+def buffer_bytes(shapes: Shapes, layout: Layout, ranks: int, setting: Setting) -> int:
+    """For the time of the all-gather: the own message and that of all who share."""
+    return (1 + layout.sharing(ranks)) * message_bytes(shapes, layout, ranks, setting)
+
+
+def collectives(layout: Layout, ranks: int) -> int:
+    """For an accepted jump that is judged by products alone."""
+    return (ranks > 1) + (layout.whole and layout.sharing(ranks) > 1)
+
+
+# ----------------------------------------------------------------------------------------------------- arithmetic
+
+
+def columns_multiplied(shapes: Shapes, layout: Layout, ranks: int, rank: int = 0) -> int:
+    """s: ranks that all have the same columns share the work.
+
+    >>> [columns_multiplied([(10, 1)], LAYOUTS["ddp"], 4, rank) for rank in range(4)]
+    [2, 3, 2, 3]
+    """
+    sharing = layout.sharing(ranks)
+    kept = numbers_kept(shapes, sharing, rank % sharing)
+    return kept * (rank + 1) // ranks - kept * rank // ranks if sharing == 1 else kept
+
+
+def product_flops(columns: int, setting: Setting) -> int:
+    """Of all products of an acceleration, in float64."""
+    return 2 * columns * setting.products
+
+
+def judging_flops(setting: Setting) -> int:
+    """Of the products of a jump with itself and with r, from those of the rows, in float64; on each rank."""
+    return 2 * setting.rows**2
+
+
+def candidate_flops(kept: int, setting: Setting) -> int:
+    """Of the combination of the rows, at a learning rate that does not change."""
+    return 2 * kept * setting.history_size
+
+
+STORING = 9
+"""Operations on each number when a pair is stored."""
+
+
+def store_flops(kept: int, setting: Setting) -> int:
+    """Of all pairs between two accelerations."""
+    return STORING * kept * setting.fresh
+
+
+def memory_traffic(shapes: Shapes, layout: Layout, ranks: int, setting: Setting) -> int:
+    """Bytes that the fullest rank reads and writes for an acceleration and the pairs before it.
+
+    Products: rows are read, written in float64 and read again. Candidate: map differences are read, with the last map,
+    and written to the iterate. A pair: iterate, parameters, last map and last residual are read, the latter two and two
+    rows written. The write-back: all parameters are read and written.
+    """
+    item, row, kept = setting.itemsize, setting.row_itemsize, numbers_kept(shapes, layout.sharing(ranks))
+    products = columns_multiplied(shapes, layout, ranks, ranks - 1) * setting.rows * (row + 2 * DOUBLE)
+    candidate = kept * (setting.history_size * row + 3 * item)
+    pairs = setting.fresh * kept * (6 * item + 2 * row)
+    return products + candidate + pairs + 2 * buffer_bytes(shapes, layout, ranks, setting)

@@ -1,0 +1,84 @@
+"""Times, for machines that are assumed: bytes and flops divided by rates, and hops times a latency.
+
+Launches of kernels and Python are left out, and nothing overlaps: of work on the device this is the least it can take.
+"""
+
+from dataclasses import dataclass
+from math import log2
+
+from . import costs
+from .costs import Layout, Setting, Shapes
+
+GRADIENT = 4
+"""Bytes of a number of the gradient on its way."""
+
+
+@dataclass(frozen=True)
+class Machine:
+    """Rates of one rank, in units of SI. Assumptions, none of them measured here."""
+
+    title: str
+    bandwidth: float
+    """Bytes a second that a rank sends to others."""
+    latency: float
+    """Seconds for a hop."""
+    memory: float
+    """Bytes a second to and from the device's memory."""
+    training: float
+    """Flops a second that training reaches."""
+    double: float
+    """The same in float64, for products."""
+
+
+MACHINES = {
+    "older": Machine("V100, 6 of them with 25 GB/s together", 4e9, 5e-6, 8e11, 8e12, 3.5e12),
+    "newer": Machine("H100, each with 50 GB/s", 50e9, 5e-6, 2.5e12, 4e14, 3e13),
+}
+
+
+def all_reduce(size: float, ranks: int, machine: Machine) -> float:
+    """Bytes go round twice, as in a ring; the latency is that of a tree.
+
+    >>> all_reduce(1e9, 1, MACHINES["newer"]), round(all_reduce(1e9, 2, MACHINES["newer"]), 6)
+    (0.0, 0.02001)
+    """
+    return 2 * size * (ranks - 1) / ranks / machine.bandwidth + 2 * log2(ranks) * machine.latency
+
+
+def all_gather(message: float, ranks: int, machine: Machine) -> float:
+    """Each rank's message, if there is one, goes round once, in a ring."""
+    return (ranks - 1) * (message / machine.bandwidth + machine.latency) if message else 0.0
+
+
+@dataclass(frozen=True)
+class Times:
+    """Seconds of the fullest rank for an acceleration and the pairs before it."""
+
+    work: float
+    sum: float
+    gather: float
+
+    @property
+    def total(self) -> float:
+        """One after the other."""
+        return self.work + self.sum + self.gather
+
+
+def acceleration(shapes: Shapes, layout: Layout, ranks: int, setting: Setting, machine: Machine) -> Times:
+    """Of an accepted jump that is judged by products alone."""
+    columns = costs.columns_multiplied(shapes, layout, ranks, ranks - 1 if layout.sharing(ranks) == 1 else 0)
+    traffic = costs.memory_traffic(shapes, layout, ranks, setting)
+    return Times(
+        work=traffic / machine.memory + costs.product_flops(columns, setting) / machine.double,
+        sum=all_reduce(costs.summed_bytes(setting), ranks, machine),
+        gather=all_gather(costs.message_bytes(shapes, layout, ranks, setting), layout.sharing(ranks), machine),
+    )
+
+
+def gradients(count: int, layout: Layout, ranks: int, machine: Machine) -> float:
+    """What training itself sends in a step: the sum of the gradients, or, where parameters are sharded, two gathers of
+    the parameters and one scattered sum."""
+    size = GRADIENT * count
+    if layout.whole:
+        return all_reduce(size, ranks, machine)
+    return 3 * all_gather(size / ranks, ranks, machine)

@@ -1,0 +1,104 @@
+"""The library on one rank of a world that is only pretended."""
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
+from torch.distributed.tensor import DTensor
+from torch.testing._internal.distributed.fake_pg import FakeStore
+
+from torch_anderson import Anderson, Storage
+from torch_anderson.distributed import slicing_mesh
+
+from .costs import Setting
+from .counting import Counting
+
+
+@contextmanager
+def world(ranks: int, rank: int = 0) -> Iterator[None]:
+    """A process group whose other ranks say what this one says."""
+    if ranks == 1:
+        yield
+        return
+    slicing_mesh.cache_clear()  # the ranks are others than before
+    dist.init_process_group("fake", rank=rank, world_size=ranks, store=FakeStore())
+    try:
+        yield
+    finally:
+        dist.destroy_process_group()
+        slicing_mesh.cache_clear()
+
+
+class Parameters(nn.Module):
+    """A model that is nothing but its parameters."""
+
+    def __init__(self, shapes: Sequence[tuple[int, ...]], device: str):
+        super().__init__()
+        make = torch.empty if device == "meta" else torch.randn
+        self.all = nn.ParameterList(nn.Parameter(make(shape, device=device)) for shape in shapes)
+
+
+def build(shapes: Sequence[tuple[int, ...]], layout: str, setting: Setting, device: str = "meta") -> Anderson:
+    """An optimizer of parameters in a layout, in the present world; any finite jump is accepted."""
+    model, group = Parameters(shapes, device), dist.group.WORLD if dist.is_initialized() else None
+    if layout == "fsdp2" and group:
+        fully_shard(model, mesh=init_device_mesh("cpu", (dist.get_world_size(),)))
+    storage = Storage(
+        dtype=torch.bfloat16 if setting.row_itemsize == 2 else None,
+        shard=layout.startswith("ddp-sharded"),
+        process_group=group if layout == "ddp-sharded-by-all" else None,
+    )
+    return Anderson(
+        torch.optim.SGD(model.parameters(), lr=1e-3, momentum=0.9, nesterov=True),
+        history_size=setting.history_size,
+        period=setting.period,
+        store_period=setting.store_period,
+        average_window=setting.average_window,
+        safeguard=None,
+        max_jump=float("inf"),
+        storage=storage,
+    )
+
+
+def kept_bytes(optimizer: Anderson) -> int:
+    """What the library keeps on this rank, built but not trained."""
+    optimizer._accelerator.ensure_blocks()
+    return optimizer.stats.history_bytes
+
+
+def told_bytes(optimizer: Anderson) -> int:
+    """What this rank tells all others at its first step, where all compare options and parameters."""
+    with Counting() as counting:
+        _random_step(optimizer)
+    return counting.sent["gather"]
+
+
+def counted_acceleration(optimizer: Anderson, accelerations: int = 3) -> Counting:
+    """What the last of several accelerations sends and multiplies, with random gradients."""
+    period = optimizer.options.period
+    for _ in range(accelerations * period - 1):
+        _random_step(optimizer)
+    with Counting() as counting:
+        _random_step(optimizer)
+    latest = optimizer.stats.latest
+    assert latest is not None and latest.step == accelerations * period and latest.accepted
+    return counting
+
+
+def _random_step(optimizer: Anderson) -> None:
+    for group in optimizer.param_groups:
+        for parameter in group["params"]:
+            parameter.grad = _random_like(parameter)
+    optimizer.step()
+
+
+def _random_like(parameter: Any) -> Tensor:
+    if not isinstance(parameter, DTensor):
+        return torch.randn_like(parameter)
+    local, placed = torch.randn_like(parameter.to_local()), (parameter.device_mesh, parameter.placements)
+    return DTensor.from_local(local, *placed, run_check=False, shape=parameter.shape, stride=parameter.stride())
