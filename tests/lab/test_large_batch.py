@@ -131,6 +131,7 @@ def test_the_page_has_each_method_and_says_how_many_seeds_are_done(written):
     assert len(rows) == 25 + 2, "five methods at three and at two batches, and two headings"
     assert [row[3].strip() for row in rows].count("1") == 1 and rows[1][8].strip() == "1.50 ± 0.00"
     assert "Imaginary CPU" in text and "--seeds 0:2" in text and "Fewer than 3 seeds" in text
+    assert "49 of 50 runs" in text
     assert len(pd.read_csv(page.parent / "runs.csv")) == 49
 
 

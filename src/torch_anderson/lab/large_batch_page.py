@@ -16,7 +16,7 @@ from .arguments import BadInput
 from .claims.evidence import setting
 from .curves import STYLES
 from .figures import DASHES, LOOK, save
-from .large_batch import BASE, CLAIMS, COMPARED, CONTROL, MEASURES, SMALL, comparison, ends
+from .large_batch import BASE, CLAIMS, COMPARED, CONTROL, MEASURES, SMALL, comparison, ends, study
 from .methods import METHODS
 from .page import Cell, Table, bracketed, plus_minus
 from .provenance import described, distinct, seed_ranges
@@ -100,16 +100,18 @@ def about() -> str:
 
 def origin(runs: Sequence[Run]) -> str:
     """Command, date, versions, hardware and seeds."""
-    seeds = seed_ranges({run.seed for run in runs})
+    seeds = sorted({run.seed for run in runs})
+    wanted, named = len(study(seeds).specs()), seed_ranges(seeds)
     hours = sum(run.summary["cpu_seconds"] for run in runs) / 3600
     dates = sorted({run.config["date"][:10] for run in runs})
-    made = f"{datetime.now(UTC):%Y-%m-%d} from {len(runs)} runs of {' to '.join(dict.fromkeys((dates[0], dates[-1])))}"
+    made = f"{datetime.now(UTC):%Y-%m-%d} from {len(runs)} of {wanted} runs"
     lines = [
-        f"- page made {made}, {hours:.2f} core hours of training, seeds {seeds}",
+        f"- page made {made}, trained on {' to '.join(dict.fromkeys((dates[0], dates[-1])))}",
+        f"- seeds {named}, {hours:.2f} core hours of training",
         *(f"- {words}" for words in distinct(described(run.config["versions"]) for run in runs)),
         *(f"- {words}" for words in distinct(described(run.config["hardware"]) for run in runs)),
     ]
-    return "\n".join([f"`torch-anderson large-batch --seeds {seeds}`", "", *lines])
+    return "\n".join([f"`torch-anderson large-batch --seeds {named}`", "", *lines])
 
 
 def method_table(rows: pd.DataFrame) -> Table:
