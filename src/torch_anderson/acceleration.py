@@ -16,9 +16,10 @@ from .averaging import largest
 from .driver import Batch, Driver
 from .evaluation import LossFn, evaluate
 from .history import full_precision
+from .layout import refuse_sparse
 from .least_squares import System
 from .options import Options
-from .parameters import Block, build_blocks, fitted, refuse_sparse
+from .parameters import Block, build_blocks, fitted
 from .safeguard import (
     MAX_GAIN,
     TRUSTED_GAIN,
@@ -41,8 +42,9 @@ class ResidualDriver(Driver[Block]):
         self.pair_steps = 0  # base steps in the cycle under way
         self.pairs_since_jump = 0
         self.pending: Pending | None = None
+        self._disturbed = False  # whether somebody else has written to the parameters while a jump is pending
         self.snapshot = base_state.Snapshot()
-        self._path_sq: list[float] = []  # for a checkpoint
+        self._path_sq = [0.0] * self.options.history_size  # for a checkpoint
         self._versions: int | None = None
         self._proportional = not isinstance(base, base_state.NOT_PROPORTIONAL)
         self._cyclic = options.residual == "cycle"
@@ -217,10 +219,13 @@ class ResidualDriver(Driver[Block]):
 
     def _settle(self, pending: Pending, group_values: list[dict[str, Any]]) -> bool:
         """Decide on the pending jump, now that the residual after it is known; False takes the step back."""
+        own = [sum(block.normalized_residual_sq() for block in self.blocks), float(self._disturbed)]
+        norm_sq, disturbed = self.ranks.sum(torch.tensor(own, dtype=torch.float64)).tolist()
+        if disturbed:
+            self.cancel()
+            return True
         self.pending = None
-        norm_sq = torch.tensor(sum(block.normalized_residual_sq() for block in self.blocks), dtype=torch.float64)
-        norm = sqrt(self.ranks.sum(norm_sq))
-        decision = residual_test(pending.norm, norm)
+        decision = residual_test(pending.norm, sqrt(norm_sq))
         if self._averages:
             points = [block.iterate if decision.accepted else block.history.last_map for block in self.blocks]
             self._push(points, restart=decision.accepted and self.options.period > 1)
@@ -290,6 +295,7 @@ class ResidualDriver(Driver[Block]):
             record = replace(self.pending.record, cause="outside_write")
             self._conclude(Decision(False, record.cause), lambda: record)
         self.pending = None
+        self._disturbed = False
         self.pair_steps = 0
         for block in self.blocks:
             if block.window:
@@ -310,14 +316,18 @@ class ResidualDriver(Driver[Block]):
     def _look_around(self) -> None:
         """Has anybody else written to the parameters?"""
         super()._look_around()
-        if self._versions is not None and self._versions != self._version():
+        written = self._versions is not None and self._versions != self._version()
+        if written and self.pending and self.ranks.size > 1:
+            self._disturbed = True  # other ranks may not have seen it, and wait for us when they settle the jump
+        elif written:
             self.cancel()
         if not self._cyclic:
             self.pair_steps = 0
 
     def publish(self, stepped: bool = False) -> None:
         """With the base's own state, if a jump may have to be taken back."""
-        self._path_sq = joint.path_sq(self.blocks, self.ranks) if self.blocks else []
+        if self.blocks and not stepped:  # within a step it could take a message that other ranks do not send
+            self._path_sq = joint.path_sq(self.blocks, self.ranks)
         if self.options.safeguard == "residual" and not self.pending:
             self.snapshot.take(self.base)
         super().publish(stepped)

@@ -3,16 +3,19 @@
 Ranks that differ would end in sums of numbers that do not belong together, or wait for each other for ever.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from dataclasses import is_dataclass
+from hashlib import sha256
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from .distributed import Ranks
+from .flat import flat_view
 from .history import chunks
+from .layout import Group, accelerated
 from .options import Options
-from .parameters import Group, accelerated, flat_view
 from .shards import is_dtensor
 
 ADVICE = (
@@ -22,8 +25,12 @@ ADVICE = (
 
 
 def require_agreement(options: Options, groups: Sequence[Group], ranks: Ranks) -> None:
-    """Raise RuntimeError, on all ranks, if options, parameters or their values differ; one exchange."""
-    found = ranks.gather_objects(_account(options, groups))
+    """Raise RuntimeError, on all ranks, if options, parameters or their values differ. One small exchange; only where
+    they differ a second one, to say in what."""
+    account = _account(options, groups)
+    if len(set(ranks.gather_objects(sha256(repr(account).encode()).hexdigest()))) == 1:
+        return
+    found = ranks.gather_objects(account)
     for name in dict.fromkeys(name for account in found for name in account):
         values = [account.get(name, "absent") for account in found]
         other = next((i for i, value in enumerate(values) if value != values[0]), None)
@@ -33,10 +40,7 @@ def require_agreement(options: Options, groups: Sequence[Group], ranks: Ranks) -
 
 def _account(options: Options, groups: Sequence[Group]) -> dict[str, str]:
     """What has to be the same on all ranks, by name."""
-    account = {f"option {name}": repr(value) for name, value in vars(options).items() if name != "storage"}
-    if options.storage:
-        kept = {name: value for name, value in vars(options.storage).items() if name != "process_group"}
-        account |= {f"option storage.{name}": repr(value) for name, value in kept.items()}
+    account = {f"option {name}": _described(value) for name, value in _fields(options)}
     members = accelerated(groups)
     account["the number of parameters"] = str(len(members))
     for i, (group, param) in enumerate(members):
@@ -44,6 +48,25 @@ def _account(options: Options, groups: Sequence[Group]) -> dict[str, str]:
     whole = [param for _, param in members if not is_dtensor(param)]
     account["the values of the parameters"] = f"checksum {checksum(whole)}"
     return account
+
+
+def _fields(options: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:
+    """Options, and options of options, by name; not the group, which each rank has its own object of."""
+    for name, value in vars(options).items():
+        if is_dataclass(value):
+            yield from _fields(value, f"{prefix}{name}.")
+        elif name != "process_group":
+            yield prefix + name, value
+
+
+def _described(value: Any) -> str:
+    """The same on ranks that mean the same: a function may lie elsewhere in memory, a device have another number."""
+    if isinstance(value, torch.device):
+        return value.type
+    if callable(value):
+        named = value if hasattr(value, "__qualname__") else type(value)
+        return f"{named.__module__}.{named.__qualname__}"
+    return repr(value)
 
 
 def _placed(param: Any) -> str:

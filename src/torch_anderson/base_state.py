@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
-from .parameters import accelerated
+from .layout import accelerated
 
 PREFIX = "anderson_"
 """Begins the name of every entry that we keep beside the base's own in its state."""

@@ -15,8 +15,10 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from .base_state import PREFIX
+from .flat import shaped_like
+from .layout import Group
 from .options import Options
-from .parameters import Group, Views, shaped_like
+from .parameters import Views
 from .shards import Part, is_dtensor
 
 if TYPE_CHECKING:
@@ -131,7 +133,7 @@ def _adopt_block(run: "Driver[Any]", block: Views) -> bool:
         state = run.base.state.get(param, {})
         if not isinstance(state, dict) or not all(name in state for name in views):
             continue
-        found_here = {name: part.taken(state[name], entry.ahead(name)) for name in views}
+        found_here = {name: part.local_rows(state[name], entry.ahead(name)) for name in views}
         if not all(found_here[name].shape == view.shape for name, view in views.items()):
             continue
         for name, view in views.items():

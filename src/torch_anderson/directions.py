@@ -97,8 +97,7 @@ class DirectionBlock(Views):
             self._measure(row)
 
     def _measure(self, row: int) -> None:
-        vector = self.directions[row].double()
-        self.lengths_sq[row] = vector @ vector
+        self.lengths_sq[row] = torch.linalg.vector_norm(self.directions[row], dtype=torch.float64).square()
 
 
 def _in_memory_order(gradient: Tensor, param: Tensor) -> Tensor:

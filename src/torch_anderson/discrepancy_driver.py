@@ -210,7 +210,8 @@ class DiscrepancyDriver(Driver[DirectionBlock]):
 
     def _columns(self, probe: Probe, start: Outputs, rows: list[int], lengths: list[float]) -> Tensor:
         """How the outputs change along each row, per unit of length."""
-        size = float(self._norms([block.iterate.double().square().sum() for block in self.blocks])) or 1.0
+        squares = [torch.linalg.vector_norm(block.iterate, dtype=torch.float64).square() for block in self.blocks]
+        size = float(self._norms(squares)) or 1.0
         tiny = size * max(probe.eps, *(torch.finfo(block.params[0].dtype).eps for block in self.blocks)) ** 0.4
         secant = self.settings.probe == "secant" or probe.eps > HALF
         columns = []

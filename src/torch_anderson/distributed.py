@@ -16,6 +16,7 @@ class Ranks:
 
     def __init__(self, group: Any = None):
         self.group = group
+        self.home: torch.device | None = None  # where the parameters are, from where any backend of theirs sends
 
     @property
     def size(self) -> int:
@@ -52,6 +53,8 @@ class Ranks:
 
     def gather_objects(self, mine: Any) -> list[Any]:
         """What each rank gives, in their order."""
+        if self.size == 1:
+            return [mine]
         found: list[Any] = [None] * self.size
         dist.all_gather_object(found, mine, group=self.group)
         return found
@@ -62,8 +65,12 @@ class Ranks:
         return shared.to(values.device)
 
     def _movable(self, values: Tensor) -> Tensor:
-        """NCCL, where it is the only backend, takes nothing that lies on the CPU."""
-        return values.cuda() if dist.get_backend(self.group) == "nccl" and not values.is_cuda else values
+        """On a device from which the group sends: NCCL, where it is the only backend, takes nothing from the CPU."""
+        group: Any = self.group or dist.group.WORLD
+        senders = {device.type for device in group._device_types}
+        if self.home is None or values.device.type in senders or self.home.type not in senders:
+            return values
+        return values.to(self.home)
 
 
 def all_gather(mine: Tensor, size: int, group: Any) -> Tensor:
@@ -75,9 +82,14 @@ def all_gather(mine: Tensor, size: int, group: Any) -> Tensor:
     return found.view(size, len(mine))
 
 
-@cache
 def slicing_mesh(group: Any, size: int, device_type: str) -> Any:
     """A mesh whose last dimension are the ranks that share a history: all, or about 64 of very many."""
+    return _slicing_mesh(group, dist.group.WORLD, size, device_type)
+
+
+@cache
+def _slicing_mesh(group: Any, world: Any, size: int, device_type: str) -> Any:
+    """Made once for each ``world``, which ends when its process group is destroyed."""
     from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
     if group is not None:

@@ -14,8 +14,9 @@ from . import base_state, checkpoint
 from .agreement import require_agreement
 from .distributed import Ranks
 from .evaluation import LossFn
+from .layout import Layout, accelerated, look, refuse_sparse
 from .options import Options
-from .parameters import Layout, Views, accelerated, look, refuse_sparse, write
+from .parameters import Views, write
 from .safeguard import Decision
 from .stats import Acceleration, Stats
 from .storage import Storage
@@ -193,6 +194,7 @@ class Driver(ABC, Generic[Memory]):
             self.reset_history()
             checkpoint.withdraw(self.base)
         self.blocks = self.build_blocks()
+        self.ranks.home = self.blocks[0].device if self.blocks else None
         checkpoint.adopt(self)
         self._layout, self.waiting = now, None
         self.stats.history_bytes = sum(block.bytes for block in self.blocks)

@@ -15,7 +15,8 @@ LossFn = Callable[[], Any]
 
 @contextmanager
 def leaving_no_trace(params: Sequence[Tensor]) -> Iterator[Callable[[], None]]:
-    """Random state, buffers of the modules that are called (BatchNorm) and gradients end as they began.
+    """Random state, buffers of the modules that are called (BatchNorm) and gradients end as they began. Modules of
+    ``fully_shard`` gather their weights anew: they could still have those of an earlier forward pass.
 
     Yields a function that sets random state and buffers back to how they were, between two evaluations.
     """
@@ -25,8 +26,9 @@ def leaving_no_trace(params: Sequence[Tensor]) -> Iterator[Callable[[], None]]:
     sharded: dict[int, Any] = {}
 
     def keep_buffers(module: torch.nn.Module, _: Any) -> None:
-        if is_sharded(module):
+        if is_sharded(module) and id(module) not in sharded:
             sharded[id(module)] = module
+            sharded[id(module)].reshard()
         for owner in module.modules():
             for name, buffer in owner._buffers.items():
                 if buffer is not None and (id(owner), name) not in buffers:
@@ -34,7 +36,7 @@ def leaving_no_trace(params: Sequence[Tensor]) -> Iterator[Callable[[], None]]:
 
     def rewind() -> None:
         for module in sharded.values():
-            module.reshard()  # or it would evaluate the weights that it has gathered, not those written since
+            module.reshard()
         torch.set_rng_state(state)
         for index, device_state in zip(devices, device_states, strict=True):
             torch.cuda.set_rng_state(device_state, index)

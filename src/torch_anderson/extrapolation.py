@@ -80,6 +80,8 @@ def correction(weights: Weights[Tensor], map_diffs: Tensor, residual_diffs: Tens
 
 
 def _combine(rows: Tensor, weights: Tensor) -> Tensor:
+    if rows.dtype == torch.bfloat16:  # only kept in it
+        rows = rows.to(weights.dtype)
     weights = weights.to(rows)
     if rows.dim() == 2:
         return torch.mv(rows.t(), weights)

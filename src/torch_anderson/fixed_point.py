@@ -7,10 +7,10 @@ import torch
 from torch import Tensor
 
 from .extrapolation import Weights, correction, mixing_factors
+from .flat import columns_of, working_dtype
 from .history import History, full_precision
 from .least_squares import solve_gram_batch
 from .options import CHOICES, is_integer
-from .parameters import columns_of, working_dtype
 
 
 @dataclass(frozen=True)

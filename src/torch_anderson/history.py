@@ -82,7 +82,8 @@ class History:
         self.n = n
         residual_dtype = torch.float64 if (n <= SHORT if wide is None else wide) else dtype
         self.last_map = torch.zeros(*batch, n, device=device, dtype=dtype)
-        self.courier = Courier(device, row_device or device) if row_device not in (None, device) or row_dtype else None
+        apart = row_dtype is not None or row_device not in (None, device)
+        self.courier = Courier(device, row_device or device) if apart else None
         if self.courier:
             rows = partial(self.courier.rows, (*batch, size, n))
             self.map_diffs, self.residual_diffs = rows(row_dtype or dtype), rows(row_dtype or residual_dtype)
@@ -113,6 +114,7 @@ class History:
 
     def reset(self) -> None:
         """Forget every pair. Rows are zeroed: an empty slot adds nothing to a product."""
+        self.arrive()
         self.pairs = self.fresh = 0
         self.learning_rates = []
         for buffer in (self.map_diffs, self.residual_diffs, self.path_sq):
@@ -201,18 +203,14 @@ class History:
 
     def _ranges(self, span: tuple[int, int], length: int) -> Iterator[tuple[int, int]]:
         """Column ranges that cover the span; rows that are on their way there have arrived."""
-        if self.courier:
-            self.courier.wait()
+        self.arrive()
         start, stop = span
         return ((start + a, start + b) for a, b in chunks(stop - start, self.map_diffs.device, length))
 
-    def rows_at(self, start: int, stop: int) -> tuple[Tensor, Tensor]:
-        """Map and residual differences for a range of columns, where and as they can be combined."""
-        rows = columns(self.map_diffs, start, stop), columns(self.residual_diffs, start, stop)
-        if not self.courier:
-            return rows
-        self.courier.wait()
-        return rows[0].to(self.last_map.dtype), rows[1].to(self.last_map.dtype)
+    def arrive(self) -> None:
+        """Wait for rows that are on their way."""
+        if self.courier:
+            self.courier.wait()
 
 
 def product(rows: Tensor, slots: Sequence[int]) -> Tensor:

@@ -162,16 +162,16 @@ def _update_together(blocks: Sequence[Block], newest_first: list[int], ranks: Ra
     for block, (fresh, older) in zip(blocks, asked, strict=True):
         products, residual_sq = block.history.products(fresh, maps=True, span=block.span)
         more = block.history.products(older, maps=True, span=block.span)[0] if older else products.new_zeros(0)
-        path_sq = block.history.path_sq.to(products.device) * (block.share / block.span_share)
-        parts += [block.span_share * part for part in (products, more, residual_sq, path_sq)]
+        parts += [block.span_share * part for part in (products, more, residual_sq)]
+        parts.append(block.share * block.history.path_sq.to(products.device))  # which is of all columns
     numbers = _add_over_ranks(parts, ranks)
     for i, (block, (fresh, older)) in enumerate(zip(blocks, asked, strict=True)):
         products, more = numbers[4 * i : 4 * i + 2]
         block.moments.update(fresh, products)
         if older:
             block.moments.update(older, more)
-        columns = block.history.fresh + 1  # the residual's behind those of new rows
-        block.system.update(newest_first, products[: block.history.size + 1, :columns].tolist())
+        new = block.history.fresh + 1  # columns of new rows, and behind them the residual's
+        block.system.update(newest_first, products[: block.history.size + 1, :new].tolist())
         block.history.fresh, block.moments.complete = 0, True
     path_sq = torch.stack(numbers[3::4]).sum(0)
     return [float(square) for square in numbers[2::4]], float(path_sq.sqrt().sum())
@@ -230,7 +230,8 @@ def _solve_qr(blocks: Sequence[Block], largest: float, regularization: float, ra
     for block in blocks:
         history, (a, b) = block.history, block.span
         scale = block.learning_rate / largest * sqrt(block.span_share)
-        _, residual_diffs = history.rows_at(a, b)
+        history.arrive()
+        residual_diffs = columns(history.residual_diffs, a, b)
         last = columns(history.last_residual, a, b).to(residual_diffs.device)
         own = torch.cat([residual_diffs[newest_first].double(), last.double()[None]])
         rows.append((own * scale).to(blocks[0].device))
@@ -278,9 +279,10 @@ def _form_candidate(block: Block, weights: Weights[list[float]], measured: bool)
     residual_rows = block.by_slot(weights.residual_rows).clone() if weights.residual_rows else None
     on_device = Weights(block.by_slot(weights.map_rows), residual_rows, weights.residual)
     products = []
+    history.arrive()
     for a, b in block.chunks():
         last_r = columns(history.last_residual, a, b)
-        e = correction(on_device, *history.rows_at(a, b), last_r)
+        e = correction(on_device, columns(history.map_diffs, a, b), columns(history.residual_diffs, a, b), last_r)
         torch.sub(columns(history.last_map, a, b), e, out=columns(block.iterate, a, b))
         if measured:
             e = e.to(last_r.dtype)

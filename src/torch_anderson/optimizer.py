@@ -19,8 +19,9 @@ from .discrepancy_driver import DiscrepancyDriver
 from .distributed import Ranks
 from .driver import Batch, Driver
 from .evaluation import LossFn, batch_statistics, resharded
+from .flat import flat_view
+from .layout import accelerated
 from .options import Options
-from .parameters import accelerated, flat_view
 from .shards import is_dtensor, part_of
 from .stats import Acceleration, Stats
 from .storage import Storage

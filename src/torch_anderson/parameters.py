@@ -8,35 +8,35 @@ accelerated in float32, complex ones as pairs of real numbers.
 from abc import ABC, abstractmethod
 from array import array
 from bisect import bisect_right
-from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from itertools import accumulate, compress, islice
-from operator import attrgetter
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
 
 from .averaging import Window, largest
 from .distributed import Ranks
+from .exchange import Parcel, exchange
+from .flat import flat_view, working_dtype
 from .history import SHORT, History, ReadMap, chunks, columns
+from .layout import Group, accelerated, group_sizes, pointers
 from .least_squares import System
 from .moments import Moments
 from .options import Options
-from .shards import Part, Slice, Sliced, exchange, part_of, real_numbers
+from .shards import Part, Sliced, part_of, real_numbers
 from .storage import Piece, Storage, fit
 
-Group = dict[str, Any]
 V = TypeVar("V", bound="Views")
 
 
 class Views(ABC):
     """Parameters that share group, device and type, read and written as one vector. What a driver keeps is added."""
 
-    def __init__(self, group: int, params: Sequence[Tensor], parts: Sequence[Part], ranks: Ranks, kin: int):
+    def __init__(self, group: int, params: Sequence[Tensor], parts: Sequence[Part], ranks: Ranks, group_numbers: int):
         self.group = group
-        self.kin = kin  # numbers of this type in the whole group, on all ranks
+        self.group_numbers = group_numbers  # numbers of this type in the whole group, on all ranks
         self.params = list(params)
         self.parts = list(parts)
         self.device = params[0].device
@@ -48,15 +48,13 @@ class Views(ABC):
         self.n = self.offsets[-1]
         self.total = sum(map(real_numbers, params))  # on all ranks, copies once
         self.sharded = parts[0].sharded
-        self.share = 1 / parts[0].copies  # of a sum over all columns, so that ranks add up to one copy
-        # Ranks that all have the same columns share the work of multiplying them.
-        alike = parts[0].copies == ranks.size
-        self.span = (
-            (self.n * ranks.index // ranks.size, self.n * (ranks.index + 1) // ranks.size) if alike else (0, self.n)
-        )
-        self.span_share = 1.0 if alike else self.share
+        copies, copy = parts[0].copies, parts[0].copy
+        self.share = 1 / copies  # of a sum over all columns, so that ranks add up to one copy
+        # Ranks that have the same columns share the work of multiplying them.
+        self.span = (0, self.n) if copy is None else (self.n * copy // copies, self.n * (copy + 1) // copies)
+        self.span_share = self.share if copy is None else 1.0
         self.iterate = torch.zeros(self.n, device=self.device, dtype=self.dtype)
-        self._parts = self.iterate.split(self.sizes)
+        self._iterate_pieces = self.iterate.split(self.sizes)
 
     def chunks(self) -> Iterator[tuple[int, int]]:
         """Ranges of columns to work on, one after the other."""
@@ -96,19 +94,19 @@ class Views(ABC):
 
     def write(self, vector: Tensor, everything: bool = False) -> None:
         """Set the parameters, by default except those that the base leaves alone because they have no gradient."""
-        targets, sources = self._views, self._parts if vector is self.iterate else vector.split(self.sizes)
+        targets, sources = self._views, self._iterate_pieces if vector is self.iterate else vector.split(self.sizes)
         written = [everything or param.grad is not None for param in self.params]
         if not all(written):
             targets, sources = list(compress(targets, written)), list(compress(sources, written))
         if targets:
             torch._foreach_copy_(targets, sources)
 
-    def slices(self, vector: Tensor, everything: bool) -> Iterator[Slice]:
+    def parcels(self, vector: Tensor, everything: bool) -> Iterator[Parcel]:
         """The same for parameters of which other ranks have the rest: what to exchange with them. What is sent does not
         depend on gradients, which one rank may have and another not."""
         for param, part, values in zip(self.params, self.parts, vector.split(self.sizes), strict=True):
             assert isinstance(part, Sliced)
-            yield Slice(part, flat_view(param), values, wanted=everything or param.grad is not None)
+            yield Parcel(part, flat_view(param), values, wanted=everything or param.grad is not None)
 
     def present(self) -> list[Tensor]:
         """A copy of all that this rank holds of the parameters now, be it more than it keeps a history of."""
@@ -130,7 +128,7 @@ class Views(ABC):
         """
         if self.device.type != "cpu" or self.sharded:
             return True
-        pairs = zip(self._views, self._parts, strict=True)
+        pairs = zip(self._views, self._iterate_pieces, strict=True)
         return not all(torch.equal(view.to(self.dtype), before) for view, before in pairs)
 
     @property
@@ -171,8 +169,8 @@ class Block(Views):
             self.n,
             device=self.device,
             dtype=self.dtype,
-            wide=self.kin <= SHORT,
-            row_device=None if storage.device is None else torch.device(storage.device),
+            wide=self.group_numbers <= SHORT,
+            row_device=storage.row_device(self.device),
             row_dtype=storage.dtype,
         )
         self.moments = Moments(history_size)
@@ -210,6 +208,7 @@ class Block(Views):
     def vectors(self) -> dict[str, Tensor]:
         """Pairs and window."""
         history = self.history
+        history.arrive()
         kept = {
             "map_diffs": history.map_diffs,
             "residual_diffs": history.residual_diffs,
@@ -271,123 +270,29 @@ class Block(Views):
         return self.window.points[0]
 
 
-def columns_of(vector: Tensor) -> ReadMap:
-    """Reads ranges of columns of a vector."""
-    return lambda a, b: vector[..., a:b]
-
-
-def refuse_sparse(params: Iterable[Tensor]) -> None:
-    """Raise for gradients that have no flat form."""
-    if any((gradient := p.grad) is not None and gradient.layout != torch.strided for p in params):
-        raise RuntimeError(
-            "Anderson does not support sparse gradients. Use dense ones (e.g. Embedding(sparse=False)), or opt the "
-            "parameters' group out with {'params': ..., 'anderson': False}."
-        )
-
-
-def working_dtype(dtype: torch.dtype) -> torch.dtype:
-    """The real type in which vectors are kept: at least float32."""
-    return torch.promote_types(dtype.to_real(), torch.float32)
-
-
-def flat_view(param: Tensor) -> Tensor:
-    """All numbers of a parameter as one real vector, in the order of memory, sharing memory and version."""
-    view = param.detach()
-    if view.is_complex():
-        view = torch.view_as_real(view)
-    if view.is_contiguous():
-        return view.view(-1)
-    if not _dense(view):
-        raise ValueError(
-            f"Invalid parameter of shape {tuple(param.shape)} and strides {param.stride()}: its numbers are not "
-            "dense in memory. Make it contiguous before the optimizer is built."
-        )
-    return view.as_strided((view.numel(),), (1,))
-
-
-def _dense(view: Tensor) -> bool:
-    """Whether the strides, sorted, are those of a contiguous tensor."""
-    expected = 1
-    for stride, length in sorted(zip(view.stride(), view.shape, strict=True)):
-        if length != 1 and stride != expected:
-            return False
-        expected *= length
-    return True
-
-
 def write(blocks: Sequence[Views], vectors: Sequence[Tensor], everything: bool = False) -> None:
     """Set the parameters of all blocks, each by its vector, on all ranks alike."""
-    slices: list[Slice] = []
+    parcels: list[Parcel] = []
     for block, vector in zip(blocks, vectors, strict=True):
         if isinstance(block.parts[0], Sliced):
-            slices += block.slices(vector, everything)
+            parcels += block.parcels(vector, everything)
         else:
             block.write(vector, everything)
-    if slices:
-        exchange(slices)
-
-
-def shaped_like(rows: Tensor, param: Tensor) -> Tensor:
-    """A slice of flat rows seen in the parameter's shape (complex numbers as a last dimension of 2)."""
-    like = torch.view_as_real(param.detach()) if param.is_complex() else param
-    return rows.as_strided((*rows.shape[:-1], *like.shape), (*rows.stride()[:-1], *like.stride()))
-
-
-def accelerated(groups: Sequence[Group]) -> list[tuple[int, Tensor]]:
-    """(group index, parameter) for every parameter that takes part: trained, not empty, its group not opted out."""
-    return [
-        (index, param)
-        for index, group in enumerate(groups)
-        if group.get("anderson", True)
-        for param in group["params"]
-        if param.requires_grad and param.numel()
-    ]
-
-
-def pointers(params: Iterable[Tensor]) -> list[int]:
-    """Where the parameters lie in memory; of a DTensor, its local shard."""
-    return [getattr(param, "_local_tensor", param).data_ptr() for param in params]
-
-
-def look(groups: Sequence[Group]) -> list[Any]:
-    """All that tells, at little cost, that the layout is what it was: another device or type means other memory."""
-    seen: list[Any] = []
-    for group in groups:
-        params = group["params"]
-        seen += [group.get("anderson", True), *map(id, params), *pointers(params), *map(_trained, params)]
-    return seen
-
-
-_trained = attrgetter("requires_grad")
-
-
-class Layout(NamedTuple):
-    """What the blocks depend on: when it changes, they are built anew."""
-
-    members: list[Any]
-    """Which parameters take part."""
-    places: list[Any]
-    """Their devices and types."""
-
-    @classmethod
-    def of(cls, groups: Sequence[Group]) -> "Layout":
-        """The layout as it is now."""
-        members = accelerated(groups)
-        return cls([(index, id(p)) for index, p in members], [(p.device, p.dtype) for _, p in members])
+    if parcels:
+        exchange(parcels)
 
 
 def build_blocks(groups: Sequence[Group], kind: type[V], ranks: Ranks, shard: bool, **kept: Any) -> list[V]:
     """Blocks of a kind for the parameters as they are now; ``kept`` says what each keeps for them."""
     members: dict[Any, list[tuple[Tensor, Part]]] = {}
-    kin: Counter[tuple[int, torch.dtype]] = Counter()
+    sizes = group_sizes(accelerated(groups))
     for index, param in accelerated(groups):
         part = part_of(param, ranks, shard)
         members.setdefault((index, param.dtype, param.device, part.key), []).append((param, part))
-        kin[index, param.dtype] += real_numbers(param)
     blocks = []
     for (index, dtype, *_), found in members.items():
         params, parts = [param for param, _ in found], [part for _, part in found]
-        blocks.append(kind(index, params, parts, ranks, kin[index, dtype], **kept))
+        blocks.append(kind(index, params, parts, ranks, sizes[index, dtype], **kept))
     return blocks
 
 
@@ -397,9 +302,16 @@ def fitted(options: Options, groups: Sequence[Group]) -> Options:
     if storage is None or storage.budget is None:
         return options
     ranks = Ranks(storage.process_group)
+    members = accelerated(groups)
+    sizes = group_sizes(members)
     pieces = [
-        Piece(part_of(param, ranks, storage.shard).fullest(), param.device, working_dtype(param.dtype).itemsize)
-        for _, param in accelerated(groups)
+        Piece(
+            part_of(param, ranks, storage.shard).fullest(),
+            param.device,
+            working_dtype(param.dtype).itemsize,
+            wide=sizes[index, param.dtype] <= SHORT,
+        )
+        for index, param in members
     ]
     storage, depth = fit(storage, pieces, options.history_size, options.window_rows)
     return replace(options, storage=storage, history_size=depth)

@@ -68,5 +68,19 @@ def agreeing(ranks: Ranks) -> Iterator[None]:
         yield
     except Exception as problem:
         found = problem
-    if float(ranks.sum(torch.tensor(float(found is not None)))):
-        raise found or Unusable("other_rank", "outputs could not be used on another rank")
+    worst = float(ranks.largest(torch.tensor(_severity(found))))
+    if worst == _severity(found) and found is not None:
+        raise found
+    if worst:
+        cause = "other_rank" if worst > NONFINITE else "nonfinite_outputs"
+        raise Unusable(cause, "outputs could not be used on another rank")
+
+
+NONFINITE, UNUSABLE = 1.0, 2.0
+"""How bad it is: weights of which outputs are not finite are no better place, but others may be."""
+
+
+def _severity(found: Exception | None) -> float:
+    if found is None:
+        return 0.0
+    return NONFINITE if isinstance(found, Unusable) and found.cause == "nonfinite_outputs" else UNUSABLE

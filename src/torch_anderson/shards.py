@@ -6,17 +6,14 @@
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Hashable, Sequence
+from collections.abc import Hashable
 from math import ceil, prod
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from .distributed import Ranks, all_gather, slicing_mesh
-
-ALIGNMENT = 16
-"""Bytes at whose multiples the parts of a packed message begin, so that any type can be read there."""
+from .distributed import Ranks, slicing_mesh
 
 
 class Part(ABC):
@@ -26,6 +23,8 @@ class Part(ABC):
     """The same for parameters that lie alike, on every rank."""
     copies: int
     """How many ranks keep the same numbers."""
+    copy: int | None
+    """Which of them this one is; None where that is not known."""
     sharded: bool
     """Whether ranks keep different numbers."""
 
@@ -38,7 +37,7 @@ class Part(ABC):
         """Rows of local parts, with ``ahead`` dimensions before the parameter's, as checkpoints want them."""
 
     @abstractmethod
-    def taken(self, entry: Tensor, ahead: int) -> Tensor:
+    def local_rows(self, entry: Tensor, ahead: int) -> Tensor:
         """The inverse of ``entry``, whatever way the entry lies on the ranks."""
 
     @abstractmethod
@@ -52,7 +51,7 @@ class Whole(Part):
     sharded = False
 
     def __init__(self, param: Tensor, ranks: Ranks):
-        self.copies = ranks.size
+        self.copies, self.copy = ranks.size, ranks.index
         self.key = "whole"
         self._numbers = real_numbers(param)
 
@@ -64,7 +63,7 @@ class Whole(Part):
         """The rows themselves."""
         return rows
 
-    def taken(self, entry: Tensor, ahead: int) -> Tensor:
+    def local_rows(self, entry: Tensor, ahead: int) -> Tensor:
         """All of the entry."""
         return entry.full_tensor() if is_dtensor(entry) else entry  # type: ignore[attr-defined]
 
@@ -88,14 +87,14 @@ class OnMesh(Part):
         stride = tuple(prod(shape[i + 1 :]) for i in range(len(shape)))
         # Made of an empty stand-in: rows in the middle of a buffer would give the DTensor an offset, for which
         # asynchronous checkpoints look for memory that a DTensor has not.
-        stand_in = rows.new_empty(1).expand(rows.shape)
+        stand_in = rows.new_empty(1, device=self.mesh.device_type).expand(rows.shape)
         entry = DTensor.from_local(
             stand_in, self.mesh, self._shifted(ahead), run_check=False, shape=shape, stride=stride
         )
         entry._local_tensor = rows
         return entry
 
-    def taken(self, entry: Tensor, ahead: int) -> Tensor:
+    def local_rows(self, entry: Tensor, ahead: int) -> Tensor:
         """The local shard; communicates only if the entry lies otherwise."""
         from torch.distributed.tensor import distribute_tensor
 
@@ -104,6 +103,8 @@ class OnMesh(Part):
             if entry.device_mesh == self.mesh and entry.placements == placements:  # type: ignore[attr-defined]
                 return entry.to_local()  # type: ignore[attr-defined]
             entry = entry.full_tensor()  # type: ignore[attr-defined]
+        if ahead:  # one row at a time: all of them at once may not fit on the device
+            return torch.stack([self.local_rows(row, ahead - 1) for row in entry])
         entry = entry.to(self.mesh.device_type)
         return distribute_tensor(entry, self.mesh, placements, src_data_rank=None).to_local()
 
@@ -123,9 +124,19 @@ class Sharded(OnMesh):
             )
         split = [i for i, placement in enumerate(self.placements) if not placement.is_replicate()]
         parts = prod(self.mesh.size(i) for i in split)
-        self.key = ("shards", self.mesh.ndim, *((i, self.mesh.size(i)) for i in split))
+        names = self.mesh.mesh_dim_names or range(self.mesh.ndim)
+        self.key = ("shards", self.mesh.ndim, *((names[i], self.mesh.size(i)) for i in split))
         self.copies = ranks.size // parts
+        self.copy = self._copy() if self.mesh.size() == ranks.size else None
         self.sharded = parts > 1
+
+    def _copy(self) -> int:
+        """The place among the ranks that differ from this one in replicated dimensions of the mesh only."""
+        place = 0
+        for i, placement in enumerate(self.placements):
+            if placement.is_replicate():
+                place = place * self.mesh.size(i) + self.mesh.get_local_rank(i)
+        return place
 
     def local(self, tensor: Tensor) -> Tensor:
         """The local shard."""
@@ -152,9 +163,10 @@ class Sliced(OnMesh):
         self.placements = (*[Replicate()] * (self.mesh.ndim - 1), Shard(0))
         self.group = self.mesh.get_group(self.mesh.ndim - 1)
         self.key = "slices"
-        self.ranks = self.mesh.size(self.mesh.ndim - 1)
-        self.copies = ranks.size // self.ranks
-        self.rows = ceil(len(param) / self.ranks)
+        self.sharers = self.mesh.size(self.mesh.ndim - 1)
+        self.copies = ranks.size // self.sharers
+        self.copy = self.mesh.get_local_rank(0) if self.mesh.ndim > 1 else 0
+        self.rows = ceil(len(param) / self.sharers)
         self._start = min(self.rows * self.mesh.get_local_rank(self.mesh.ndim - 1), len(param))
 
     def local(self, tensor: Tensor) -> Tensor:
@@ -193,45 +205,3 @@ def _real_shape(param: Tensor) -> torch.Size:
 def real_numbers(param: Tensor) -> int:
     """How many real numbers a parameter has, on all ranks."""
     return param.numel() * (2 if param.is_complex() else 1)
-
-
-class Slice(NamedTuple):
-    """What this rank has of a parameter that all shall have."""
-
-    part: Sliced
-    target: Tensor
-    """All numbers of the parameter, as one vector in the order of memory."""
-    values: Tensor
-    """Of this rank's rows."""
-    wanted: bool
-    """Whether the parameter is set, or only other ranks need our rows."""
-
-    @property
-    def room(self) -> int:
-        """Numbers that the message has for each rank's rows."""
-        return self.part.fullest()
-
-    @property
-    def bytes(self) -> int:
-        """The same in bytes."""
-        return ceil(self.room * self.target.element_size() / ALIGNMENT) * ALIGNMENT
-
-
-def exchange(slices: Sequence[Slice]) -> None:
-    """Give each rank the rows of all others, in one packed all-gather."""
-    first, sizes = slices[0], [piece.bytes for piece in slices]
-    message = torch.zeros(sum(sizes), dtype=torch.uint8, device=first.target.device)
-    for piece, packed in zip(slices, message.split(sizes), strict=True):
-        packed.view(piece.target.dtype)[: piece.values.numel()].copy_(piece.values)
-    found = all_gather(message, first.part.ranks, first.part.group)
-    for piece, packed in zip(slices, found.split(sizes, dim=1), strict=True):
-        if piece.wanted:
-            _unpack(piece.target, packed.view(piece.target.dtype)[:, : piece.room])
-
-
-def _unpack(target: Tensor, rows: Tensor) -> None:
-    """Copy the ranks' rows one after the other; the last ranks may have fewer, or none."""
-    full, rest = divmod(target.numel(), rows.shape[1])
-    target[: full * rows.shape[1]].view(full, rows.shape[1]).copy_(rows[:full])
-    if rest:
-        target[full * rows.shape[1] :].copy_(rows[full, :rest])

@@ -8,8 +8,6 @@ from typing import Any
 import torch
 
 logger = logging.getLogger("torch_anderson")
-VECTORS = 3
-"""Kept in full beside the rows: the iterate, the last value of the map, the last residual."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -54,6 +52,12 @@ class Storage:
     def __deepcopy__(self, _: Any) -> "Storage":
         return self  # frozen, and a process group cannot be copied
 
+    def row_device(self, device: torch.device) -> torch.device:
+        """Of the rows of parameters on ``device``; one without a number is theirs if it is of the same kind."""
+        if self.device is None or torch.device(self.device) == torch.device(device.type):
+            return device
+        return torch.device(self.device)
+
     @property
     def default_rows(self) -> bool:
         """Whether rows live with the parameters, in their type."""
@@ -69,11 +73,25 @@ def _device(given: torch.device | str) -> torch.device:
 
 @dataclass(frozen=True)
 class Piece:
-    """Parameters of one device and type, as far as the fullest rank keeps them."""
+    """A parameter, as far as the fullest rank keeps it."""
 
     numbers: int
     device: torch.device
     itemsize: int
+    wide: bool = False
+    """Whether residuals are kept in float64."""
+
+    @property
+    def residual_itemsize(self) -> int:
+        """Of the last residual, and of residual differences if not said otherwise."""
+        return 8 if self.wide else self.itemsize
+
+    def bytes(self, storage: Storage, history_size: int, window: int) -> int:
+        """On the parameter's own device."""
+        in_full = (2 + window) * self.itemsize + self.residual_itemsize  # iterate, last map, window; last residual
+        row_pair = 2 * storage.dtype.itemsize if storage.dtype else self.itemsize + self.residual_itemsize
+        rows_here = storage.row_device(self.device) == self.device
+        return self.numbers * (in_full + rows_here * history_size * row_pair)
 
 
 def fit(storage: Storage, pieces: Sequence[Piece], history_size: int, window: int) -> tuple[Storage, int]:
@@ -111,18 +129,7 @@ def _choices(
 
 def history_bytes(storage: Storage, pieces: Sequence[Piece], history_size: int, window: int) -> int:
     """Bytes on the parameters' devices."""
-    return sum(
-        piece.numbers
-        * (
-            (VECTORS + window) * piece.itemsize
-            + 2 * history_size * _row_itemsize(storage, piece) * (storage.device in (None, piece.device))
-        )
-        for piece in pieces
-    )
-
-
-def _row_itemsize(storage: Storage, piece: Piece) -> int:
-    return piece.itemsize if storage.dtype is None else storage.dtype.itemsize
+    return sum(piece.bytes(storage, history_size, window) for piece in pieces)
 
 
 def _say(storage: Storage, depth: int, needed: int, budget: int) -> None:

@@ -19,7 +19,7 @@ TINY_PINN = {"steps": 40, "evaluate_every": 10, "width": 6, "depth": 2, "interio
 TINY = {"steps": 40, "evaluate_every": 10, "width": 8, "depth": 1}
 TINY_RESNET = TINY | {"training_images": 600, "validation_images": 100}
 SMALL = {name: TINY_PINN if task.pinn else TINY for name, task in TASKS.items()}
-SMALL |= {name: TINY_RESNET for name in ("cifar10", "fashion-resnet")}
+SMALL |= dict.fromkeys(("cifar10", "fashion-resnet"), TINY_RESNET)
 LOADERS = {"fashion": load_fashion, "fashion-resnet": load_fashion, "cifar10": load_cifar10}
 
 
