@@ -163,14 +163,15 @@ def collectives(layout: Layout, ranks: int) -> int:
 
 
 def columns_multiplied(shapes: Shapes, layout: Layout, ranks: int, rank: int = 0) -> int:
-    """s: ranks that all have the same columns share the work.
+    """s: ranks that have the same columns share the work.
 
     >>> [columns_multiplied([(10, 1)], LAYOUTS["ddp"], 4, rank) for rank in range(4)]
     [2, 3, 2, 3]
     """
     sharing = layout.sharing(ranks)
     kept = numbers_kept(shapes, sharing, rank % sharing)
-    return kept * (rank + 1) // ranks - kept * rank // ranks if sharing == 1 else kept
+    copies, copy = ranks // sharing, rank // sharing
+    return kept * (copy + 1) // copies - kept * copy // copies
 
 
 def product_flops(columns: int, setting: Setting) -> int:

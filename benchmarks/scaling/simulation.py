@@ -13,7 +13,6 @@ from torch.distributed.tensor import DTensor
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from torch_anderson import Anderson, Storage
-from torch_anderson.distributed import slicing_mesh
 
 from .costs import Setting
 from .counting import Counting
@@ -25,13 +24,11 @@ def world(ranks: int, rank: int = 0) -> Iterator[None]:
     if ranks == 1:
         yield
         return
-    slicing_mesh.cache_clear()  # the ranks are others than before
     dist.init_process_group("fake", rank=rank, world_size=ranks, store=FakeStore())
     try:
         yield
     finally:
         dist.destroy_process_group()
-        slicing_mesh.cache_clear()
 
 
 class Parameters(nn.Module):
