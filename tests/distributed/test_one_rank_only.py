@@ -1,0 +1,143 @@
+"""What happens on one rank alone must not make the others wait, nor decide otherwise."""
+
+import pytest
+import torch
+import torch.distributed as dist
+from processes import run
+from torch import nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
+from torch.optim import SGD
+
+from torch_anderson import Anderson, Discrepancy, Storage, agreement
+from torch_anderson.options import Options
+
+
+def weighted(predictions: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+    return (predictions - targets).square().mean()
+
+
+class Weighted:
+    def __call__(self, predictions: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+        return weighted(predictions, targets)
+
+
+def options(**given) -> Options:
+    return Anderson(SGD([nn.Parameter(torch.ones(2))], lr=0.1), **given).options
+
+
+@pytest.mark.parametrize("loss", [weighted, Weighted()])
+def test_functions_are_told_by_their_names_which_are_the_same_in_all_processes(loss):
+    account = agreement._account(options(discrepancy=Discrepancy(loss)), [])
+    assert account["option discrepancy.loss"].endswith(f"{__name__}.{'weighted' if loss is weighted else 'Weighted'}")
+    assert not any("0x" in value for value in account.values())
+
+
+def test_devices_of_one_kind_are_the_same_on_all_ranks():
+    accounts = [agreement._account(options(storage=Storage(device=f"cuda:{i}", budget=10**6)), []) for i in (0, 1)]
+    assert accounts[0] == accounts[1]
+
+
+def counts(optimizer: Anderson) -> dict[str, int]:
+    return {name: int(count) for name, count in optimizer.stats.counts.items() if count}
+
+
+def far_outputs_are_infinite_on_rank_1() -> dict[str, int]:
+    torch.manual_seed(0)
+    w = nn.Parameter(torch.randn(6, dtype=torch.float64))
+    matrix = torch.randn(8, 6, dtype=torch.float64)
+    given = Discrepancy("residual", period=2, store_period=1, history_size=3)
+    optimizer = Anderson(SGD([w], lr=0.01), discrepancy=given)
+    start = w.detach().clone()
+
+    def outputs() -> torch.Tensor:
+        far = (w.detach() - start).norm() > 1e-3
+        return (matrix @ w.detach() - 1) * (float("inf") if far and dist.get_rank() == 1 else 1)
+
+    for _ in range(12):
+        w.grad = None
+        (matrix @ w - 1).square().mean().backward()
+        start = (w - 0.01 * w.grad).detach()  # where the plain step ends
+        optimizer.step(outputs=outputs)
+    return counts(optimizer)
+
+
+def test_a_candidate_that_is_no_place_to_be_on_one_rank_is_none_on_any():
+    first, second = run(2, far_outputs_are_infinite_on_rank_1)
+    assert first == second
+    assert first["rejected_loss"] > 0
+
+
+def weights_written_on_rank_0_and_broadcast() -> tuple[torch.Tensor, dict[str, int]]:
+    torch.manual_seed(0)
+    w, slopes = nn.Parameter(torch.randn(6)), torch.linspace(0.1, 1, 6)
+    optimizer = Anderson(SGD([w], lr=0.1), period=3, history_size=2, safeguard="residual", max_jump=1e9)
+    for step in range(40):
+        if step % 7 == 4:
+            if dist.get_rank() == 0:
+                with torch.no_grad():
+                    w.mul_(1.1)
+            dist.broadcast(w.data, 0)  # leaves no trace on other ranks
+        w.grad = slopes * w.detach()
+        optimizer.step()
+    return w.detach().clone(), counts(optimizer)
+
+
+def test_a_pending_jump_ends_on_all_ranks_if_one_has_seen_the_weights_change():
+    (first, counts_first), (second, counts_second) = run(2, weights_written_on_rank_0_and_broadcast)
+    assert torch.equal(first, second)
+    assert counts_first == counts_second
+    assert counts_first["rejected_outside_write"] > 0
+
+
+def a_gradient_comes_late_and_on_rank_0_alone() -> torch.Tensor:
+    first, late = nn.Parameter(torch.ones(8, 3)), nn.Parameter(torch.ones(4, 2))
+    optimizer = Anderson(SGD([first, late], lr=0.1), period=2, history_size=2, safeguard=None,
+                         storage=Storage(shard=True))  # fmt: skip
+    for step in range(12):
+        first.grad = first.detach() * torch.arange(24.0).view(8, 3) / 24
+        late.grad = late.detach() * 0.5 if step > 5 and dist.get_rank() == 0 else None
+        optimizer.step()
+    return first.detach().clone()
+
+
+def test_gradients_do_not_decide_what_is_sent():
+    first, second = run(2, a_gradient_comes_late_and_on_rank_0_alone)
+    assert first.shape == second.shape == (8, 3)
+
+
+def losses_that_a_safeguard_compares(look: bool) -> list[float]:
+    """With or without a forward pass between backward and step, after which the weights stay gathered."""
+    torch.manual_seed(0)
+    net = nn.Sequential(nn.Linear(4, 6), nn.Tanh(), nn.Linear(6, 1)).double()
+    fully_shard(net, mesh=init_device_mesh("cpu", (2,)))
+    x = torch.randn(16, 4).double()
+    y = x.sin().sum(1, keepdim=True)
+    optimizer = Anderson(SGD(net.parameters(), lr=0.1), period=2, history_size=2, safeguard="loss", max_jump=50.0)
+    seen: list[float] = []
+
+    def loss() -> torch.Tensor:
+        return (net(x) - y).square().mean()
+
+    def loss_fn() -> torch.Tensor:
+        seen.append(float(value := loss().detach()))
+        return value
+
+    for _ in range(8):
+        optimizer.zero_grad()
+        loss().backward()
+        if look:
+            with torch.no_grad():
+                loss()
+        optimizer.step(loss_fn=loss_fn)
+        net.reshard()  # so that training itself has the new weights
+    return seen
+
+
+def test_the_loss_is_that_of_the_present_weights_whatever_was_gathered_before():
+    def both() -> list[list[float]]:
+        return [losses_that_a_safeguard_compares(look) for look in (False, True)]
+
+    for without, with_look in run(2, both):
+        assert without == with_look
+        assert len(without) >= 4
