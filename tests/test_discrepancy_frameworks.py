@@ -84,8 +84,9 @@ def test_ranks_decide_alike_and_keep_the_same_weights(tmp_path, options):
 
 def test_outputs_that_one_rank_cannot_use_make_plain_steps_on_all(tmp_path):
     one, other = two_processes(tmp_path, BOTH, on_one_rank)
-    assert other["counts"]["skipped_nonfinite_outputs"] == one["counts"]["skipped_other_rank"] > 0
-    assert one["counts"]["accepted"] == other["counts"]["accepted"] > 0
+    assert one["counts"] == other["counts"]
+    assert one["counts"]["skipped_nonfinite_outputs"] > 0
+    assert one["counts"]["accepted"] > 0
     assert_same(one["weights"], other["weights"])
 
 

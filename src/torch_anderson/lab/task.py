@@ -15,7 +15,8 @@ from torch import Tensor, nn
 from torch_anderson import Anderson
 
 Metrics = dict[str, float]
-ANDERSON_OPTIONS = tuple(name for name in signature(Anderson).parameters if name not in ("base", "discrepancy"))
+NOT_OPTIONS_OF_A_TASK = ("base", "discrepancy", "storage")
+ANDERSON_OPTIONS = tuple(name for name in signature(Anderson).parameters if name not in NOT_OPTIONS_OF_A_TASK)
 
 
 class Problem(ABC):
