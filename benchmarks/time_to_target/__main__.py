@@ -16,7 +16,7 @@ from torch_anderson.lab.runner import Spec, named
 from torch_anderson.lab.screen import complain, duration, show_table, tell
 
 from .field import BASE, SETTINGS, TUNING_SEEDS, missing_data
-from .figure import draw_profile
+from .figure import PANELS, draw_profile, to_target
 from .race import Race
 from .scores import scores
 from .tables import TERMINAL, report, terminal_row
@@ -77,7 +77,8 @@ def tabulate(race: Race, console: Console) -> int:
     race.out.mkdir(parents=True, exist_ok=True)
     draw_profile(runs).savefig(race.out / "profile.png", dpi=150)
     pd.DataFrame([numbers(each) for each in every]).to_csv(race.out / "runs.csv", index=False)
-    page = report(found, every, race.tuned, race.calibrated, race.command)
+    costs = {unit: to_target(runs, unit) for unit in PANELS}
+    page = report(found, every, race.tuned, race.calibrated, race.command, costs)
     (race.out / "README.md").write_text(page)
     tell(console, f"Page: {(race.out / 'README.md').resolve()}")
     return OK

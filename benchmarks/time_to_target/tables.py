@@ -14,7 +14,7 @@ from torch_anderson.lab.tasks import TASKS
 from torch_anderson.lab.tune import FACTORS
 
 from .field import BASE, TUNING_SEEDS
-from .scores import COST, TIME, Reached, Score
+from .scores import COST, TIME, Problem, Reached, Score, profile
 from .tuning import Tuned, geometric_mean
 
 OTHERS = {"training_loss": "training loss / base", "relative_l2": "relative L2 / base"}
@@ -26,12 +26,14 @@ metric that the base ever had on that seed, as a share of what the base had spen
 pass as below. The median is over all seeds, those that never got there included (as infinite), and behind it stands on
 how many they did. *Time to target*: the same in processor seconds. Rank: by the metric at the end; (=): the 95 %
 interval of the ratio to the first includes 1. *End*: the metric itself, geometric mean. `!`: the best rate is at the
-edge of those tried. Training loss: of the first batch, at the weights to be judged by. CIFAR-10 is left out: Debian has
-no package of it."""
+edge of those tried. Training loss: of the first batch, at the weights to be judged by."""
 
 PROFILE = """\
 Performance profile: the share of problems (a task and a seed) on which a method got to the base's best within a factor
-of the least that any method needed there, in counted cost and in processor time. All runs: [runs.csv](runs.csv)."""
+of the least that any method needed there, in counted cost and in processor time. All runs: [runs.csv](runs.csv). In
+numbers:"""
+FACTORS_SHOWN = (1.0, 2.0, 4.0, 8.0)
+UNITS = {COST: "cost", TIME: "time"}
 CALIBRATION = {
     "forward_cost": "cost of a forward pass",
     "gradient_ms": "gradient, ms",
@@ -46,8 +48,9 @@ def report(
     found: Mapping[str, Mapping[str, Tuned]],
     calibrated: Mapping[str, Mapping[str, Any]],
     command: str,
+    costs: Mapping[str, Mapping[str, Mapping[Problem, float]]],
 ) -> str:
-    """The whole page."""
+    """The whole page. ``costs``: unit -> method -> problem -> cost to the target, in that unit."""
     parts = [
         "# Time to target",
         origin(runs, command),
@@ -56,6 +59,7 @@ def report(
         overall(races),
         "![Performance profile](profile.png)",
         PROFILE,
+        profile_table(costs),
     ]
     for task, rows in races.items():
         parts += [f"## {TASKS[task].title} (`{task}`)", about(task, found[task]), task_table(task, rows, found[task])]
@@ -161,6 +165,26 @@ def overall(races: Mapping[str, Sequence[Score]]) -> str:
     order = sorted(by_method, key=lambda method: overall_mean(by_method[method]))
     rows = [overall_row(method, by_method[method]) for method in order]
     return table(rows, [*columns, "cost to target", "time to target"])
+
+
+def profile_table(costs: Mapping[str, Mapping[str, Mapping[Problem, float]]]) -> str:
+    """Shares of problems solved within some factors of the least cost, and of the least time."""
+    profiles = {unit: profile(found) for unit, found in costs.items()}
+    shares = {method: [solved(profiles[unit][method], factor) for unit in profiles for factor in FACTORS_SHOWN]
+              for method in profiles[COST]}  # fmt: skip
+    order = sorted(shares, key=lambda method: shares[method], reverse=True)
+    columns = [f"{UNITS[unit]} x {factor:g}" for unit in profiles for factor in FACTORS_SHOWN]
+    return table([[METHODS[method].label, *(f"{share:.0%}" for share in shares[method])] for method in order],
+                 ["solved within", *columns])  # fmt: skip
+
+
+def solved(staircase: tuple[list[float], list[float]], factor: float) -> float:
+    """The share at a factor.
+
+    >>> solved(([1.0, 2.0], [0.5, 1.0]), 1.5)
+    0.5
+    """
+    return max((share for at, share in zip(*staircase, strict=True) if at <= factor * (1 + 1e-12)), default=0.0)
 
 
 def overall_mean(each: Sequence[Score]) -> float:
