@@ -20,8 +20,6 @@ from torch import Tensor, optim
 from benchmarks.report import header, table
 from torch_anderson import Anderson, joint
 from torch_anderson.distributed import Ranks
-from torch_anderson.parameters import Block, build_blocks
-from torch_anderson.storage import Storage
 
 STEPS = 1000
 DIVERGED = 1e3
@@ -111,17 +109,10 @@ def excess_residual(seed: int, regularization: float, condition: float, n: int =
     R = q[:, :columns] * torch.logspace(0, -np.log10(condition), columns, dtype=torch.float64) @ v
     r = q @ torch.cat([randn(columns), torch.tensor([1e-3], dtype=torch.float64)])
 
-    optimizer = Anderson(optim.SGD([torch.zeros(n, requires_grad=True)], lr=1.0), regularization=regularization)
-    [block] = build_blocks(
-        optimizer.param_groups,
-        Block,
-        Ranks(),
-        False,
-        history_size=columns,
-        window=0,
-        criterion="paper",
-        storage=Storage(),
+    optimizer = Anderson(
+        optim.SGD([torch.zeros(n, requires_grad=True)], lr=1.0), regularization=regularization, history_size=columns
     )
+    [block] = optimizer._accelerator.build_blocks()
     history = block.history
     for newer in reversed(range(columns + 1)):  # residuals whose differences are the columns, newest last
         residual = (r - R[:, :newer].sum(1)).float()

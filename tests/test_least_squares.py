@@ -9,8 +9,7 @@ from torch_anderson.distributed import Ranks
 from torch_anderson.history import SHORT, History
 from torch_anderson.least_squares import solve_gram, solve_gram_batch, solve_qr
 from torch_anderson.options import Options
-from torch_anderson.parameters import Block, build_blocks
-from torch_anderson.storage import Storage
+from torch_anderson.parameters import Block
 
 N, COLUMNS = 300, 8
 
@@ -214,17 +213,10 @@ def test_problem_in_a_batch_does_not_feel_a_degenerate_neighbour():
 
 def long_block(columns: int) -> tuple[Block, Options]:
     """Rows of more than SHORT numbers: they are kept, and at first multiplied, in float32."""
-    optimizer = Anderson(torch.optim.SGD([torch.zeros(SHORT + 1, requires_grad=True)], lr=1.0), regularization=0.0)
-    [block] = build_blocks(
-        optimizer.param_groups,
-        Block,
-        Ranks(),
-        False,
-        history_size=columns,
-        window=0,
-        criterion="paper",
-        storage=Storage(),
+    optimizer = Anderson(
+        torch.optim.SGD([torch.zeros(SHORT + 1, requires_grad=True)], lr=1.0), regularization=0.0, history_size=columns
     )
+    [block] = optimizer._accelerator.build_blocks()
     return block, optimizer.options
 
 
