@@ -270,7 +270,11 @@ def test_interrupt_stops_cleanly_and_the_same_command_resumes(tmp_path, capsys, 
     words += ["--checkpoint-every", "0.3"]
     # As from a terminal: the signal goes to the workers too.
     process = subprocess.Popen(
-        [*COMMAND, *words, "--jobs", str(jobs)], start_new_session=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE
+        [*COMMAND, *words, "--jobs", str(jobs)],
+        start_new_session=True,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),  # ignored where tests run in the background
     )
     deadline = time.monotonic() + 90
     while not (list(tmp_path.rglob(SUMMARY)) and list(tmp_path.rglob(PROGRESS))) and time.monotonic() < deadline:
