@@ -13,6 +13,7 @@ from fake_results import decay, write_run
 from torch_anderson.lab.report import gather, render
 
 webdriver = pytest.importorskip("selenium.webdriver", reason="selenium is not installed")
+wait = pytest.importorskip("selenium.webdriver.support.wait")
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
 DRIVER = shutil.which("chromedriver")
 pytestmark = [
@@ -20,6 +21,8 @@ pytestmark = [
     pytest.mark.skipif(not CHROMIUM or not DRIVER, reason="no Chromium: apt install chromium chromium-driver"),
 ]
 ARGUMENTS = ("--headless=new", "--no-sandbox", "--disable-gpu", "--disable-background-networking", "--no-first-run")
+PATIENCE = 60
+"""Seconds for a page to be drawn, which it is in one unless the machine is busy."""
 PHONE = {"width": 390, "height": 844, "deviceScaleFactor": 1, "mobile": True}
 
 
@@ -64,9 +67,17 @@ def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
 def page(browser: Any, html: Path) -> Iterator[Any]:
     browser.get_log("browser"), browser.get_log("performance")
     browser.get(html.as_uri())
+    # A busy machine may be told that the page is there before its script has run to the end.
+    drawn = "return document.readyState === 'complete' && document.querySelectorAll('.picture svg').length > 0"
+    wait.WebDriverWait(browser, PATIENCE).until(lambda browser: browser.execute_script(drawn))
     yield browser
     assert [entry for entry in browser.get_log("browser") if entry["level"] in ("SEVERE", "WARNING")] == []
     browser.execute_cdp_cmd("Emulation.clearDeviceMetricsOverride", {})
+
+
+def show(page: Any, kind: str) -> None:
+    """Press the button that shows a kind of methods."""
+    page.find_element("xpath", f"//*[@class='presets']/button[. = '{kind}']").click()
 
 
 def names(page: Any, plot: int = 0) -> list[str]:
@@ -112,8 +123,7 @@ def test_click_on_the_legend_switches_a_method_off_and_on(page):
 
 
 def test_buttons_show_a_kind_of_methods(page):
-    button = next(b for b in page.find_elements("css selector", ".presets button") if b.text == "peers")
-    button.click()
+    show(page, "peers")
     assert names(page) == ["base", "EMA", "SWA", "Lookahead"]
 
 
@@ -131,7 +141,7 @@ def test_means_are_over_the_seeds_of_all_methods_shown(page):
 def test_other_settings_are_in_the_legend_when_they_are_shown(page):
     variant = page.find_element("css selector", ".legend button[data-variant='anderson[period=2]']")
     assert not variant.is_displayed()
-    next(b for b in page.find_elements("css selector", ".presets button") if b.text == "other settings").click()
+    show(page, "other settings")
     assert variant.is_displayed()
 
 
