@@ -51,7 +51,7 @@ ELEMENTWISE = {
     "p = 5, q = 2, momentum": case(
         *(MOMENTUM, staircase, 115, {"period": 5, "store_period": 2, "history_size": 2, "relaxation": 0.5}, ANY)
     ),
-    "p = 10, q = 1, Adam, descent": case(ADAM, constant, 210, {"history_size": 4}, TAME),
+    "p = 10, q = 1, momentum, descent": case(MOMENTUM, constant, 210, {"history_size": 4}, TAME),
     "descent, short jumps": case(SGD, wave, 66, {"period": 3, "history_size": 3}, TAME, {"max_jump": 0.8}),
     "cycles": case(SGD, wave, 66, {"period": 3, "residual": "cycle", "history_size": 3}, ANY),
     "cycles that end in a mean, descent": case(

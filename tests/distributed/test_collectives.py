@@ -19,7 +19,7 @@ from torch_anderson import Anderson
 SMALL = 1024
 """Bytes. The model of these tests has 584, which is why sizes are measured for a larger one below."""
 SPREAD = ["ddp", "ddp on 2, history sharded", "fsdp on 2", "fsdp x tp"]
-STEPS = 40
+STEPS = 24
 COUNTED = {
     "any jump": case(SGD, constant, STEPS, {"period": 3, "history_size": 3}, ANY),
     "every step": case(SGD, constant, STEPS, {"period": 1, "history_size": 2}, ANY),
@@ -90,7 +90,7 @@ def assert_one_sum_for_an_acceleration(name: str, records: Records) -> None:
 def assert_one_more_for_the_loss(records: Records) -> None:
     for k, record in records:
         assert sums(record) == (k % 3 == 0) + (record.get("extra_evaluations", 0) > 0), k
-    assert sum(record.get("extra_evaluations", 0) for _, record in records) >= 10
+    assert sum(record.get("extra_evaluations", 0) for _, record in records) >= 6
 
 
 def assert_one_more_at_the_step_after_a_jump(records: Records) -> None:
@@ -101,7 +101,7 @@ def assert_one_more_at_the_step_after_a_jump(records: Records) -> None:
         settled += pending
         rejected_now = record.get("rejected_too_long", 0) + record.get("rejected_nonfinite", 0)
         pending = bool(record.get("attempted", 0) and not rejected_now)
-    assert settled >= 8
+    assert settled >= 5
 
 
 def assert_one_sum_a_step_for_averages(layout: str, records: Records) -> None:
