@@ -12,10 +12,10 @@ from PIL import Image
 
 from torch_anderson.lab import data
 from torch_anderson.lab.methods import METHODS
-from torch_anderson.lab.resnet import resnet20
+from torch_anderson.lab.resnet import small_resnet
 from torch_anderson.lab.runner import Spec, Training
 from torch_anderson.lab.tasks import TASKS, residual_images
-from torch_anderson.lab.tasks.residual_images import Cifar10, FashionResNet, evaluating, moved, residual_network, small
+from torch_anderson.lab.tasks.residual_images import Cifar10, FashionResNet, evaluating, moved, small
 
 TINY = {"training_images": 40, "validation_images": 20, "width": 4, "depth": 1, "batch_size": 10, "epochs": 2}
 
@@ -97,9 +97,9 @@ def images(monkeypatch):
         pixels[np.arange(count), 2 * labels + 4] += 150
         return pixels.astype(np.uint8), labels
 
-    for name, shape in (("load_cifar10", (32, 32, 3)), ("load_fashion", (28, 28))):
+    for task, shape in ((Cifar10, (32, 32, 3)), (FashionResNet, (28, 28))):
         loaded = made(100, *shape) + made(30, *shape)
-        monkeypatch.setattr(residual_images, name, lambda loaded=loaded: loaded)
+        monkeypatch.setattr(task, "load", lambda loaded=loaded: loaded)
 
 
 def begun(task="cifar10", method="base", seed=0, **settings):
@@ -108,8 +108,7 @@ def begun(task="cifar10", method="base", seed=0, **settings):
 
 
 def test_the_network_of_the_defaults_is_resnet20():
-    task = Cifar10()
-    ours, theirs = residual_network(3, task.width, task.depth), resnet20()
+    ours, theirs = Cifar10(training_images=10, batch_size=10).start(0).model, small_resnet()
     assert [tuple(p.shape) for p in ours.parameters()] == [tuple(p.shape) for p in theirs.parameters()]
     x = torch.randn(2, 3, 32, 32)
     ours.load_state_dict(theirs.state_dict())
@@ -207,7 +206,7 @@ def test_it_learns_what_made_up_images_have(images, task):
 def test_evaluation_uses_the_statistics_of_the_present_weights():
     """As the batch statistics of the same images are, whatever training has gathered before."""
     torch.manual_seed(0)
-    model, x = residual_network(1, 4, 1), torch.randn(64, 1, 8, 8)
+    model, x = small_resnet(channels=1, width=4, depth=1), torch.randn(64, 1, 8, 8)
     model(100 * x)
     with torch.no_grad():
         wanted = model(x)

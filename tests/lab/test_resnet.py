@@ -1,7 +1,7 @@
 import pytest
 import torch
 
-from torch_anderson.lab.resnet import Residual, resnet20, resnet50
+from torch_anderson.lab.resnet import Residual, resnet50, small_resnet
 
 
 def by_hand_50() -> int:
@@ -21,7 +21,7 @@ def test_resnet50_has_the_parameters_of_the_common_one():
 
 @pytest.mark.parametrize("channels", [1, 3])
 def test_resnet20_has_twenty_layers_and_takes_any_number_of_channels(channels):
-    model = resnet20(classes=7, channels=channels)
+    model = small_resnet(classes=7, channels=channels)
     weights = [m for m in model.modules() if isinstance(m, torch.nn.Conv2d) and m.kernel_size == (3, 3)]
     assert len(weights) + 1 == 20
     assert model(torch.zeros(2, channels, 28, 28)).shape == (2, 7)
@@ -38,8 +38,8 @@ def test_an_image_is_halved_five_times():
 
 
 def test_with_zero_gamma_a_block_starts_as_its_shortcut():
-    block = next(m for m in resnet20(zero_gamma=True).modules() if isinstance(m, Residual))
+    block = next(m for m in small_resnet(zero_gamma=True).modules() if isinstance(m, Residual))
     x = torch.rand(2, 16, 8, 8)
     assert torch.equal(block(x), x)
-    block = next(m for m in resnet20().modules() if isinstance(m, Residual))
+    block = next(m for m in small_resnet().modules() if isinstance(m, Residual))
     assert not torch.equal(block(x), x)

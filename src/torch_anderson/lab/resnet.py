@@ -1,8 +1,9 @@
 """Residual networks: ResNet-50 for images as large as ImageNet's, ResNet-20 for small ones (He et al., 2015).
 
 ResNet-50 is "v1.5": where a stage halves the image, the 3x3 convolution of its first block strides, not the 1x1 before.
-ResNet-20 is the one for CIFAR, of 6n + 2 layers with n = 3. Both project the shortcut by a 1x1 convolution where the
-shape changes (option B), and draw the weights of convolutions with Kaiming's deviation (normal, fan-out, ReLU).
+ResNet-20 is the one for CIFAR, of 6n + 2 layers with n = 3, and has smaller brothers. All project the shortcut by a 1x1
+convolution where the shape changes (option B), and draw the weights of convolutions with Kaiming's deviation (normal,
+fan-out, ReLU).
 """
 
 from collections.abc import Callable
@@ -67,37 +68,46 @@ def initialise(model: nn.Module, *, zero_gamma: bool) -> None:
             nn.init.zeros_(module.branch[-1].weight)  # type: ignore[arg-type]
 
 
+def assemble(*body: nn.Module, width: int, classes: int, zero_gamma: bool) -> nn.Sequential:
+    """Put a classifier on top of a stem and stages, the last of which has `width` channels, and draw the weights."""
+    head = nn.Sequential(nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(width, classes))
+    model = nn.Sequential(*body, head)
+    initialise(model, zero_gamma=zero_gamma)
+    return model
+
+
 def resnet50(classes: int = 1000, *, zero_gamma: bool = False) -> nn.Sequential:
     """Return ResNet-50.
 
     >>> sum(p.numel() for p in resnet50().parameters())
     25557032
     """
-    stem = nn.Sequential(conv(3, 64, 7, 2), nn.BatchNorm2d(64), nn.ReLU(inplace=True), nn.MaxPool2d(3, 2, padding=1))
-    model = nn.Sequential(
-        stem,
+    return assemble(
+        nn.Sequential(conv(3, 64, 7, 2), nn.BatchNorm2d(64), nn.ReLU(inplace=True), nn.MaxPool2d(3, 2, padding=1)),
         stage(bottleneck, 64, 64, 4, blocks=3, stride=1),
         stage(bottleneck, 256, 128, 4, blocks=4, stride=2),
         stage(bottleneck, 512, 256, 4, blocks=6, stride=2),
         stage(bottleneck, 1024, 512, 4, blocks=3, stride=2),
-        nn.Sequential(nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(2048, classes)),
+        width=2048,
+        classes=classes,
+        zero_gamma=zero_gamma,
     )
-    initialise(model, zero_gamma=zero_gamma)
-    return model
 
 
-def resnet20(classes: int = 10, channels: int = 3, *, zero_gamma: bool = False) -> nn.Sequential:
-    """Return ResNet-20, for small images of any number of channels.
+def small_resnet(
+    classes: int = 10, channels: int = 3, width: int = 16, depth: int = 3, *, zero_gamma: bool = False
+) -> nn.Sequential:
+    """Return a ResNet of 6 x depth + 2 layers for small images of any number of channels; by default ResNet-20.
 
-    >>> sum(p.numel() for p in resnet20().parameters())
+    >>> sum(p.numel() for p in small_resnet().parameters())
     272474
     """
-    model = nn.Sequential(
-        nn.Sequential(conv(channels, 16, 3), nn.BatchNorm2d(16), nn.ReLU(inplace=True)),
-        stage(basic, 16, 16, 1, blocks=3, stride=1),
-        stage(basic, 16, 32, 1, blocks=3, stride=2),
-        stage(basic, 32, 64, 1, blocks=3, stride=2),
-        nn.Sequential(nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(64, classes)),
+    return assemble(
+        nn.Sequential(conv(channels, width, 3), nn.BatchNorm2d(width), nn.ReLU(inplace=True)),
+        stage(basic, width, width, 1, blocks=depth, stride=1),
+        stage(basic, width, 2 * width, 1, blocks=depth, stride=2),
+        stage(basic, 2 * width, 4 * width, 1, blocks=depth, stride=2),
+        width=4 * width,
+        classes=classes,
+        zero_gamma=zero_gamma,
     )
-    initialise(model, zero_gamma=zero_gamma)
-    return model

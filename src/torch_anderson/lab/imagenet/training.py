@@ -60,7 +60,7 @@ class Training:
     def make_model(self) -> nn.Module:
         """The network over all processes, with the weights of the seed."""
         torch.manual_seed(self.settings.seed)
-        make = resnet.resnet50 if self.settings.model == "resnet50" else resnet.resnet20
+        make = resnet.resnet50 if self.settings.model == "resnet50" else resnet.small_resnet
         model = parallel.spread(make(self.classes).to(self.device), self.settings.strategy, self.clock)
         size = self.settings.image_size
         parallel.settle_buckets(model, torch.zeros(2, 3, size, size, device=self.device))

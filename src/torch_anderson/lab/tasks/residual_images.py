@@ -3,8 +3,7 @@
 Nesterov at a learning rate that grows with the batch, after a slow start, and falls to a tenth three times.
 """
 
-from abc import abstractmethod
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, ClassVar
@@ -17,7 +16,7 @@ from torch.nn.functional import avg_pool2d, cross_entropy, pad
 from torch.optim.swa_utils import update_bn
 
 from ..data import Labelled, load_cifar10, load_fashion
-from ..resnet import basic, conv, initialise, stage
+from ..resnet import small_resnet
 from ..task import Metrics, Problem, Task
 from .batches import Batches
 from .images import scores
@@ -37,18 +36,6 @@ STATISTICS = 1000
 """Training images from which statistics for evaluation are worked out."""
 
 
-def residual_network(channels: int, width: int, depth: int, classes: int = 10) -> nn.Sequential:
-    """A ResNet of 6 x depth + 2 layers for small images; of width 16 and depth 3 it is ResNet-20."""
-    stem = nn.Sequential(conv(channels, width, 3), nn.BatchNorm2d(width), nn.ReLU(inplace=True))
-    first = stage(basic, width, width, 1, depth, stride=1)
-    second = stage(basic, width, 2 * width, 1, depth, stride=2)
-    third = stage(basic, 2 * width, 4 * width, 1, depth, stride=2)
-    head = nn.Sequential(nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(4 * width, classes))
-    model = nn.Sequential(stem, first, second, third, head)
-    initialise(model, zero_gamma=False)
-    return model
-
-
 class ResidualClassification(Problem):
     """A ResNet that tells ten classes apart.
 
@@ -65,7 +52,7 @@ class ResidualClassification(Problem):
         self.batches = Batches(len(self.train_y), task.batch_size, seed)
         sample = self.train_x[:STATISTICS].float()
         self.mean, self.deviation = sample.mean((0, 1, 2)), sample.std((0, 1, 2))
-        self.model = residual_network(self.train_x.shape[-1], task.width, task.depth)
+        self.model = small_resnet(channels=self.train_x.shape[-1], width=task.width, depth=task.depth)
 
     def loss(self, step: int) -> Tensor:
         """Cross-entropy on the batch."""
@@ -139,6 +126,8 @@ class ResidualTask(Task):
         "training_error": "error rate in training",
     }
     discrepancy: ClassVar[str] = "cross_entropy"
+    load: ClassVar[Callable[[], Labelled]]
+    """All of the data; raises ``MissingData``."""
     quick: ClassVar[Mapping[str, Any]] = {
         "training_images": 2_560, "validation_images": 1_000, "shrink": 2, "batch_size": 64, "epochs": 8,
     }  # fmt: skip
@@ -185,13 +174,9 @@ class ResidualTask(Task):
             return min(1.0, scale)
         return scale * 0.1 ** sum(step >= share * self.steps for share in DECAYS)
 
-    @abstractmethod
-    def images(self) -> Labelled:
-        """All of the data; raises ``MissingData``."""
-
     def start(self, seed: int) -> Problem:
         """Images of both parts; of the training part those that the seed chooses."""
-        train_x, train_y, valid_x, valid_y = self.images()
+        train_x, train_y, valid_x, valid_y = type(self).load()
         if self.training_images > len(train_y):
             raise ValueError(f"Invalid training_images: {self.training_images}. There are {len(train_y)}.")
         chosen = np.random.default_rng(seed).permutation(len(train_y))[: self.training_images]
@@ -217,11 +202,9 @@ class Cifar10(ResidualTask):
     name: ClassVar[str] = "cifar10"
     title: ClassVar[str] = "CIFAR-10, ResNet-20"
 
-    training_images: int = 50_000
+    load: ClassVar[Callable[[], Labelled]] = load_cifar10
 
-    def images(self) -> Labelled:
-        """From npm's archive."""
-        return load_cifar10()
+    training_images: int = 50_000
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -231,8 +214,6 @@ class FashionResNet(ResidualTask):
     name: ClassVar[str] = "fashion-resnet"
     title: ClassVar[str] = "Fashion-MNIST, ResNet-20"
 
-    training_images: int = 60_000
+    load: ClassVar[Callable[[], Labelled]] = load_fashion
 
-    def images(self) -> Labelled:
-        """From Debian's files."""
-        return load_fashion()
+    training_images: int = 60_000
