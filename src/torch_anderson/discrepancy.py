@@ -14,7 +14,7 @@ from .options import is_integer
 KINDS = ("mse", "residual", "cross_entropy")
 USES = ("training", "evaluation", "both")
 PROBES = ("difference", "secant")
-SMALLEST = {"history_size": 1, "store_period": 1, "period": 1, "jumps": 0, "warmup": 0}
+SMALLEST = {"history_size": 1, "store_period": 1, "period": 1, "jumps": 0, "warmup": 0, "most_batches": 1}
 
 
 @dataclass(frozen=True)
@@ -49,7 +49,10 @@ class Discrepancy:
     """Share of the cost that accelerations may take at first; it grows to twice that while they pay more than base
     steps, and falls while they do not."""
     forward_cost: float = 1 / 3
-    """Of a forward pass without graph, in gradients."""
+    """Of a forward pass without graph on one batch, in gradients."""
+    most_batches: int = 1
+    """Above 1, ``outputs`` is called with a number up to this, and looks at fresh samples of as many batches: more
+    while what a jump has gained is lost again, as it had fitted the noise of too few, and less while it is not."""
     damping: float = 1e-3
     """Levenberg and Marquardt's, at first; kept between accelerations."""
     held_out: bool | None = None

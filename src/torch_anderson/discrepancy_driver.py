@@ -39,6 +39,8 @@ ENOUGH = 0.9
 """Of the promised fall: what the newer half of the differences must promise to be taken alone ..."""
 SCARCE = 0.7
 """... and below which more of them are tried."""
+LOST, KEPT = 0.5, 0.1
+"""Parts of a jump's gain: where more is lost until the next one, the batch doubles; where less, it halves."""
 FEWEST = 2
 """Differences among the directions."""
 NO_OUTPUTS = "step() was given no outputs; give them with step(outputs=...) or set_batch(outputs=...)"
@@ -57,6 +59,7 @@ class DiscrepancyDriver(Driver[DirectionBlock]):
         self.mixture = Mixture(1 + len(POWERS))
         self.damping = self.settings.damping
         self.width = self.settings.history_size  # differences in use
+        self.batches = 1  # whose samples the next acceleration looks at
         self.stores = 0  # iterates stored so far; the first makes no difference yet
         self.jumped = 0
         self.averaged = 0
@@ -112,7 +115,7 @@ class DiscrepancyDriver(Driver[DirectionBlock]):
             for block in self.blocks:
                 block.average(self.averaged)
 
-    def _accelerate(self, outputs: Callable[[], Any] | None) -> None:
+    def _accelerate(self, outputs: Callable[..., Any] | None) -> None:
         """Look along the directions and jump; whatever goes wrong, the weights are those of the plain step."""
         if outputs is None:
             self._report(Unusable("no_outputs", NO_OUTPUTS))
@@ -122,12 +125,11 @@ class DiscrepancyDriver(Driver[DirectionBlock]):
             self._skip("converged")
             return
         conclusion = None
-        with self._probing(outputs) as probe:
+        with self._probing(outputs, self.batches) as probe:
             try:
                 conclusion = self._jump(probe, rows)
             except Unusable as problem:
                 self._give_up(problem)
-            self.stats.counts["extra_evaluations"] += probe.count
         self.since_jump = 0
         if conclusion:  # hooks and momentum find parameters as they are trained
             self._conclude(*conclusion)
@@ -174,9 +176,10 @@ class DiscrepancyDriver(Driver[DirectionBlock]):
                 self._arrive(by_row)
                 break
         after = loss if decision.accepted else before
+        self._adapt_width(model, rows)
+        self._adapt_batches(self.ledger.lost(before), decision)
         cost = probe.count * self.settings.forward_cost
         self.ledger.enter(cost, before, after, self.since_jump, self.settings.period)
-        self._adapt_width(model, rows)
         self.suspicious = not decision.accepted
         self.stats.counts["attempted"] += 1
         return decision, partial(_describe, self.k, before, promised, coefficients, decision.cause)
@@ -265,9 +268,16 @@ class DiscrepancyDriver(Driver[DirectionBlock]):
         elif part < SCARCE:
             self.width = min(self.width * 2, m)
 
+    def _adapt_batches(self, lost: float, decision: Decision) -> None:
+        """Twice as many if noise was fitted, by the jump before or in one of two halves; half if that jump was kept."""
+        if lost > LOST or decision.cause == "held_out":
+            self.batches = min(2 * self.batches, self.settings.most_batches)
+        elif lost < KEPT:
+            self.batches = max(self.batches // 2, 1)
+
     def _gauges(self) -> dict[str, float]:
-        ledger = self.ledger
-        return {"share": ledger.share, "wait": ledger.wait, "damping": self.damping, "differences": self.width}
+        found = {"share": self.ledger.share, "wait": self.ledger.wait, "damping": self.damping}
+        return found | {"differences": self.width, "batches": self.batches}
 
     def _report(self, problem: Unusable) -> None:
         self._skip(problem.cause)
@@ -279,13 +289,15 @@ class DiscrepancyDriver(Driver[DirectionBlock]):
         self.suspicious = True
 
     @contextmanager
-    def _probing(self, outputs: Callable[[], Any]) -> Iterator[Probe]:
+    def _probing(self, outputs: Callable[..., Any], batches: int) -> Iterator[Probe]:
         """Evaluate at will: at the end, or at an error, the weights are ``iterate`` and all else is as it was."""
         params = [p for group in self.base.param_groups for p in group["params"]]
         with leaving_no_trace(params) as rewind, without_graph(params):
+            probe = Probe(outputs, self.settings, batches, params, rewind, self.ranks)
             try:
-                yield Probe(outputs, self.settings.loss, params, rewind, self.ranks)
+                yield probe
             finally:
+                self.stats.counts["extra_evaluations"] += probe.count
                 self._refresh()
                 self._place(lambda block: block.iterate)
 
@@ -296,7 +308,7 @@ class DiscrepancyDriver(Driver[DirectionBlock]):
         return self.settings.evaluates and self.averaged > 0 and self.since_mixture * EVALUATION_SHARE >= cost
 
     def _learning(
-        self, closure: Callable[[], Any] | None, outputs: Callable[[], Any] | None
+        self, closure: Callable[[], Any] | None, outputs: Callable[..., Any] | None
     ) -> Callable[[], Any] | None:
         """Learn from the batch now, or where only the closure gives it, there; returns the closure to train with."""
         if outputs is not None or closure is None:
@@ -311,14 +323,14 @@ class DiscrepancyDriver(Driver[DirectionBlock]):
 
         return learning
 
-    def _learn_mixture(self, outputs: Callable[[], Any] | None) -> None:
+    def _learn_mixture(self, outputs: Callable[..., Any] | None) -> None:
         """Let the batch judge present weights and averages, before it is trained on."""
         self.since_mixture = 0
         if outputs is None:
             self._report(Unusable("no_outputs", NO_OUTPUTS))
             return
         self._keep_iterates()
-        with self._probing(outputs) as probe:
+        with self._probing(outputs, batches=1) as probe:
             try:
                 found = [probe()]
                 for i in range(len(POWERS)):
@@ -327,7 +339,6 @@ class DiscrepancyDriver(Driver[DirectionBlock]):
                 self.mixture.learn(found, self.ranks.mean)
             except Unusable as problem:
                 self._report(problem)
-            self.stats.counts["extra_evaluations"] += probe.count
 
     @contextmanager
     def evaluation_weights(self) -> Iterator[None]:
@@ -357,22 +368,22 @@ class DiscrepancyDriver(Driver[DirectionBlock]):
     def _forget(self) -> None:
         self.stores = self.jumped = self.averaged = 0
         self.ledger = Ledger.opened(self.settings.budget, self.settings.period)
-        self.damping, self.width, self.suspicious = self.settings.damping, self.settings.history_size, True
+        self.damping, self.width, self.batches = self.settings.damping, self.settings.history_size, 1
+        self.suspicious = True
         super()._forget()
 
     def numbers(self, block: DirectionBlock) -> list[float]:
         """Progress, the ledger, the mixture and counters."""
-        progress = [self.k, self.stores, self.jumped, self.averaged, self.since_jump, self.since_mixture, self.width]
-        kept = [self.damping, float(self.suspicious)]
+        progress = [self.k, self.stores, self.jumped, self.averaged, self.since_jump, self.since_mixture]
+        kept = [self.width, self.batches, self.damping, float(self.suspicious)]
         counts = [float(self.stats.counts[name]) for name in COUNTS]
         return [self.options.cycle_length, *progress, *kept, *self.ledger.numbers(), *self.mixture.numbers(), *counts]
 
     def set_numbers(self, block: DirectionBlock, numbers: Sequence[float]) -> None:
         """From a checkpoint."""
         rest = iter(numbers[1:])
-        self.k, self.stores, self.jumped, self.averaged, self.since_jump, self.since_mixture, self.width = (
-            int(x) for x in islice(rest, 7)
-        )
+        self.k, self.stores, self.jumped, self.averaged, self.since_jump, self.since_mixture = map(int, islice(rest, 6))
+        self.width, self.batches = map(int, islice(rest, 2))
         self.damping, suspicious = islice(rest, 2)
         self.suspicious = bool(suspicious)
         self.ledger = Ledger.from_numbers(list(islice(rest, 8)))

@@ -29,7 +29,7 @@ class Batch(NamedTuple):
     """What belongs to a batch, given with the step."""
 
     loss_fn: LossFn | None = None
-    outputs: Callable[[], Any] | None = None
+    outputs: Callable[..., Any] | None = None
 
 
 class Driver(ABC, Generic[Memory]):

@@ -51,6 +51,10 @@ class Ledger:
         self.share = min(self.share * MORE, MOST * self.budget, 0.9) if pays else max(self.share / LESS, LEAST_SHARE)
         self.wait = max(period, ceil(cost * (1 - self.share) / self.share))
 
+    def lost(self, loss: float) -> float:
+        """The part of the last jump's gain that is gone when this is the loss; not a number if there was no gain."""
+        return max(-fall(self.loss, loss), 0.0) / self.gain if self.gain > 0 and not isnan(self.loss) else nan
+
     def postpone(self, period: int) -> None:
         """Wait longer after an acceleration that came to nothing, and forget the loss before it."""
         self.loss = nan

@@ -156,7 +156,7 @@ class Anderson(Optimizer):
         closure: Callable[[], Any] | None = None,
         *,
         loss_fn: LossFn | None = None,
-        outputs: Callable[[], Any] | None = None,
+        outputs: Callable[..., Any] | None = None,
     ) -> Any:
         """One base step; on every ``period``-th the weights may jump.
 
@@ -164,11 +164,12 @@ class Anderson(Optimizer):
             closure: handed to the base, which calls it as often as it does; never called by us.
             loss_fn: the loss on this step's batch, forward pass only, for ``safeguard="loss"``.
             outputs: for ``discrepancy``, the model's outputs on this step's batch or any other, as a function of the
-                present weights: (predictions, targets), or residuals. Called on some steps only, several times.
+                present weights: (predictions, targets), or residuals. Called on some steps only, several times; with
+                a number of batches if ``most_batches`` is above 1.
         """
         return self._accelerator.step(closure, Batch(loss_fn, outputs))
 
-    def set_batch(self, *, loss_fn: LossFn | None = None, outputs: Callable[[], Any] | None = None) -> None:
+    def set_batch(self, *, loss_fn: LossFn | None = None, outputs: Callable[..., Any] | None = None) -> None:
         """Give what belongs to a batch to the next step, where a framework owns the call of ``step``."""
         self._accelerator.next_batch = Batch(loss_fn, outputs)
 

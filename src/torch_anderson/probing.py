@@ -2,12 +2,13 @@
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from .discrepancy import Outputs, Unusable, read
+from .discrepancy import Discrepancy, Outputs, Unusable, read
 from .distributed import Ranks
 
 WROTE = "outputs changed the parameters; it must only evaluate the model"
@@ -18,17 +19,21 @@ class Probe:
 
     def __init__(
         self,
-        outputs: Callable[[], Any],
-        loss: Any,
+        outputs: Callable[..., Any],
+        settings: Discrepancy,
+        batches: int,
         params: Sequence[Tensor],
         rewind: Callable[[], None],
         ranks: Ranks,
     ):
-        self._outputs, self._loss, self._params, self._rewind, self._ranks = outputs, loss, params, rewind, ranks
+        self._outputs = partial(outputs, batches) if settings.most_batches > 1 else outputs
+        self._loss, self._batches = settings.loss, batches
+        self._params, self._rewind, self._ranks = params, rewind, ranks
         self._shape: tuple[Any, ...] | None = None
         self.eps = 0.0
         """The rounding unit of the outputs."""
         self.count = 0
+        """Evaluations so far; one on several batches counts as often."""
 
     def __call__(self) -> Outputs:
         """The outputs at the present weights; raises ``Unusable``, on all ranks or on none.
@@ -36,7 +41,7 @@ class Probe:
         Ranks agree after every evaluation: the model may talk to other ranks in its forward pass, so that all of them
         have to make as many.
         """
-        self.count += 1
+        self.count += self._batches
         with agreeing(self._ranks):
             return self._evaluate()
 

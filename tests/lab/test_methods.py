@@ -190,6 +190,13 @@ def test_the_discrepancy_jumps_and_pays_for_every_forward_pass(task, factor):
     assert torch.equal(judged(training), weights(training.problem.model))
 
 
+def test_a_batch_that_the_discrepancy_chooses_is_paid_for_by_its_size():
+    training, calls = counted("discrepancy", "burgers2d", steps=200, forward_cost=0.125, most_batches=4)
+    sizes = [given[1] for given in calls]
+    assert {1, 2} <= set(sizes) <= {1, 2, 4}
+    assert training.step == training.trainer.steps + 0.125 * sum(sizes)
+
+
 @pytest.mark.parametrize("method", ["discrepancy", "discrepancy-weights"])
 def test_the_discrepancy_resumes_after_accelerations_bit_for_bit(method):
     task = small("burgers2d", method, steps=100, probe_factor=2, forward_cost=0.05).resolve()

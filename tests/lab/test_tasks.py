@@ -82,10 +82,16 @@ def test_no_row_is_looked_at_twice_and_there_are_no_more_than_all():
     assert sorted(rows.tolist()) == list(range(12))
 
 
-@pytest.mark.parametrize(("name", "factor"), [("digits", 0), ("burgers2d", 0), ("burgers2d-fixed", 2)])
-def test_a_batch_that_cannot_be_looked_at_is_refused(name, factor):
-    with pytest.raises(ValueError, match="probe_factor"):
-        TASKS[name](probe_factor=factor)
+@pytest.mark.parametrize("option", ["probe_factor", "most_batches"])
+@pytest.mark.parametrize(("name", "batches"), [("digits", 0), ("burgers2d", 0), ("burgers2d-fixed", 2)])
+def test_a_batch_that_cannot_be_looked_at_is_refused(name, batches, option):
+    with pytest.raises(ValueError, match=option):
+        TASKS[name](**{option: batches})
+
+
+def test_a_batch_is_chosen_once():
+    with pytest.raises(ValueError, match="most_batches"):
+        TASKS["burgers2d"](probe_factor=2, most_batches=4)
 
 
 def test_an_epoch_has_each_row_once_and_differs_from_the_next():

@@ -68,7 +68,8 @@ def discrepancy(
     task: Task, model: nn.Module, rate: float, use: str, optimizer: Callable[[Task, nn.Module, float], Optimizer] = base
 ) -> Trainer:
     """Anderson driven by the discrepancy, with no option set but what it is for and what a forward pass costs."""
-    driver = Discrepancy(task.discrepancy, use=use, forward_cost=task.forward_cost * task.probe_factor)
+    cost = task.forward_cost * task.probe_factor
+    driver = Discrepancy(task.discrepancy, use=use, forward_cost=cost, most_batches=task.most_batches)
     return AndersonTrainer(task, model, Anderson(optimizer(task, model, rate), discrepancy=driver))
 
 

@@ -87,6 +87,8 @@ class Task(ABC):
     """Of ``Problem.outputs`` without a graph, in gradients."""
     probe_factor: int = 1
     """Size of the batch that accelerations by the discrepancy look at, in batches; 1 for the step's own."""
+    most_batches: int = 1
+    """Above 1, the discrepancy chooses that size by itself, up to this."""
     tol: float = 0.0
     """Stop when the loss on a batch is below this (the paper's stop test)."""
 
@@ -111,6 +113,8 @@ class Task(ABC):
     def __post_init__(self) -> None:
         if self.probe_factor < 1:
             raise ValueError(f"Invalid probe_factor: {self.probe_factor}. Allowed: 1 and more batches.")
+        if self.most_batches < 1 or (self.most_batches > 1 and self.probe_factor > 1):
+            raise ValueError(f"Invalid most_batches: {self.most_batches}. Allowed: 1 and more, if probe_factor is 1.")
 
     @abstractmethod
     def start(self, seed: int) -> Problem:

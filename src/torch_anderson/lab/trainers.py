@@ -99,8 +99,8 @@ class AndersonTrainer(Trainer):
 
     def step(self, problem: Problem, step: int) -> tuple[float, float]:
         """As the plain step, with what a safeguard or a discrepancy may ask for; what they evaluate is paid for."""
-        factor = self.task.probe_factor
-        self.optimizer.set_batch(loss_fn=partial(problem.loss, step), outputs=partial(problem.outputs, step, factor))
+        chosen = () if self.task.most_batches > 1 else (self.task.probe_factor,)  # or else it chooses by itself
+        self.optimizer.set_batch(loss_fn=partial(problem.loss, step), outputs=partial(problem.outputs, step, *chosen))
         before = self.evaluations
         loss, cost = super().step(problem, step)
         return loss, cost + self.evaluation_cost * (self.evaluations - before)

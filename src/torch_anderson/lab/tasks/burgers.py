@@ -147,8 +147,9 @@ class Burgers(Task):
             raise ValueError(f"Invalid training_share: {self.training_share}. Allowed: between 0 and 1.")
         if self.hold < 0:
             raise ValueError(f"Invalid hold: {self.hold}. Allowed: 1 and more steps, or 0 for ever.")
-        if not self.hold and self.probe_factor > 1:
-            raise ValueError(f"Invalid probe_factor: {self.probe_factor}. Allowed: 1, where points are fixed (hold 0).")
+        for name in ("probe_factor", "most_batches"):
+            if not self.hold and getattr(self, name) > 1:
+                raise ValueError(f"Invalid {name}: {getattr(self, name)}. Allowed: 1, where points are fixed (hold 0).")
         for name in ("boundary_points", "interior_points"):
             count = getattr(self, name)
             if not 0 < round(self.training_share * count) < count:
