@@ -9,6 +9,7 @@ from torch.optim import SGD, Adam
 from training import BASES, EAGER, assert_counters_add_up, assert_same, loss_of, make, make_model, train, weights
 
 from torch_anderson import Anderson
+from torch_anderson.acceleration import NO_LOSS
 
 GUARDED = {**EAGER, "safeguard": "loss"}
 INPUTS = torch.randn(16, 4, generator=torch.Generator().manual_seed(0))
@@ -141,13 +142,24 @@ def test_a_loss_that_differentiates_its_model_can_be_evaluated():
 # ------------------------------------------------------------------- how the function gets to the step
 
 
-def test_without_a_loss_function_the_step_is_plain_and_counted():
+def test_without_a_loss_function_the_step_is_plain_and_counted_and_said_once(caplog):
     model, optimizer = make("sgd", safeguard="loss")
     plain = make_model()
     train(model, optimizer, 12)
     train(plain, BASES["sgd"](plain.parameters()), 12)
     assert_same(weights(model), weights(plain))
-    assert optimizer.stats.as_dict()["skipped_no_loss"] > 0
+    assert optimizer.stats.as_dict()["skipped_no_loss"] > 1
+    assert [record.message for record in caplog.records] == [NO_LOSS]
+
+
+def test_outputs_that_nobody_asked_for_are_said_once(caplog):
+    model, optimizer = make("sgd")
+    for i in range(3):
+        loss_of(model, i).backward()
+        optimizer.step(outputs=lambda: model)
+    assert [record.message for record in caplog.records] == [
+        "outputs have no effect without Anderson(..., discrepancy=...)."
+    ]
 
 
 def test_a_function_given_ahead_is_one_given_with_the_step():

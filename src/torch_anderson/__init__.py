@@ -6,4 +6,5 @@ from .optimizer import Anderson
 from .stats import Acceleration, Stats
 from .storage import Storage
 
+__version__ = "0.1.0"
 __all__ = ["Acceleration", "Anderson", "Discrepancy", "Solution", "Stats", "Storage", "fixed_point"]

@@ -1,5 +1,6 @@
 """The residual drives: parameters -> history -> least squares -> extrapolation -> safeguard, in every step."""
 
+import logging
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
@@ -33,6 +34,7 @@ from .safeguard import (
 )
 from .stats import COUNTS, Acceleration, Pending
 
+NO_LOSS = "Anderson makes plain steps: safeguard='loss' wants step(loss_fn=...) or set_batch(loss_fn=...)."
 
 class ResidualDriver(Driver[Block]):
     """The paper's: one base step is an evaluation of a fixed-point map, whose residuals tell where to jump."""
@@ -177,6 +179,7 @@ class ResidualDriver(Driver[Block]):
         if problem.residual_norm == 0:
             return "converged"
         if self.options.safeguard == "loss" and loss_fn is None:
+            self.tell_once(NO_LOSS, logging.WARNING)
             return "no_loss"
         cautious = self.options.safeguard == "descent"
         wary = cautious and not self._cyclic  # the noise of cycles is met by their regularization

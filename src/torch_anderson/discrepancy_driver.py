@@ -281,7 +281,7 @@ class DiscrepancyDriver(Driver[DirectionBlock]):
 
     def _report(self, problem: Unusable) -> None:
         self._skip(problem.cause)
-        self._tell_once(f"Anderson makes plain steps: {problem}.", logging.WARNING)
+        self.tell_once(f"Anderson makes plain steps: {problem}.", logging.WARNING)
 
     def _give_up(self, problem: Unusable) -> None:
         self._report(problem)

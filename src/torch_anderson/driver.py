@@ -139,10 +139,11 @@ class Driver(ABC, Generic[Memory]):
         self.stats.counts["accepted" if decision.accepted else f"rejected_{decision.cause}"] += 1
         resets = decision.accepted and self.options.on_accept == "reset_momentum"
         if resets and not base_state.reset_momentum(self.base):
-            self._tell_once(f"on_accept='reset_momentum': {type(self.base).__name__} keeps no momentum that we know of")
+            self.tell_once(f"on_accept='reset_momentum': {type(self.base).__name__} keeps no momentum that we know of")
         self._tell(describe)
 
-    def _tell_once(self, message: str, level: int = logging.INFO) -> None:
+    def tell_once(self, message: str, level: int = logging.INFO) -> None:
+        """Log what is true of all steps."""
         if message not in self._told:
             self._told.add(message)
             logger.log(level, message)

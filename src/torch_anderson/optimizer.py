@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from inspect import signature
 from itertools import compress
+from logging import WARNING
 from typing import Any
 
 import torch
@@ -167,11 +168,16 @@ class Anderson(Optimizer):
                 present weights: (predictions, targets), or residuals. Called on some steps only, several times; with
                 a number of batches if ``most_batches`` is above 1.
         """
-        return self._accelerator.step(closure, Batch(loss_fn, outputs))
+        return self._accelerator.step(closure, self._batch(loss_fn, outputs))
 
     def set_batch(self, *, loss_fn: LossFn | None = None, outputs: Callable[..., Any] | None = None) -> None:
         """Give what belongs to a batch to the next step, where a framework owns the call of ``step``."""
-        self._accelerator.next_batch = Batch(loss_fn, outputs)
+        self._accelerator.next_batch = self._batch(loss_fn, outputs)
+
+    def _batch(self, loss_fn: LossFn | None, outputs: Callable[..., Any] | None) -> Batch:
+        if outputs is not None and self.options.discrepancy is None:
+            self._accelerator.tell_once("outputs have no effect without Anderson(..., discrepancy=...).", WARNING)
+        return Batch(loss_fn, outputs)
 
     def zero_grad(self, set_to_none: bool = True) -> None:
         """As the base does it."""

@@ -3,6 +3,7 @@
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
+from inspect import signature
 from typing import Any
 
 import torch
@@ -26,7 +27,7 @@ class Probe:
         rewind: Callable[[], None],
         ranks: Ranks,
     ):
-        self._outputs = partial(outputs, batches) if settings.most_batches > 1 else outputs
+        self._outputs = _on_batches(outputs, batches) if settings.most_batches > 1 else outputs
         self._loss, self._batches = settings.loss, batches
         self._params, self._rewind, self._ranks = params, rewind, ranks
         self._shape: tuple[Any, ...] | None = None
@@ -58,6 +59,16 @@ class Probe:
             raise Unusable("outputs_changed", "outputs returned tensors of another shape when called again")
         self._shape = outputs.shape
         return outputs
+
+
+def _on_batches(outputs: Callable[..., Any], batches: int) -> Callable[[], Any]:
+    try:
+        signature(outputs).bind(batches)
+    except TypeError:
+        raise TypeError("With most_batches above 1, outputs is called with a number: outputs(batches).") from None
+    except ValueError:
+        pass  # not written in Python
+    return partial(outputs, batches)
 
 
 def _counts(tensor: Tensor) -> bool:

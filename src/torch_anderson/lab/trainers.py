@@ -2,7 +2,7 @@
 
 import copy
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import partial
 from statistics import median
@@ -99,11 +99,17 @@ class AndersonTrainer(Trainer):
 
     def step(self, problem: Problem, step: int) -> tuple[float, float]:
         """As the plain step, with what a safeguard or a discrepancy may ask for; what they evaluate is paid for."""
-        chosen = () if self.task.most_batches > 1 else (self.task.probe_factor,)  # or else it chooses by itself
-        self.optimizer.set_batch(loss_fn=partial(problem.loss, step), outputs=partial(problem.outputs, step, *chosen))
+        self.optimizer.set_batch(loss_fn=partial(problem.loss, step), outputs=self._outputs(problem, step))
         before = self.evaluations
         loss, cost = super().step(problem, step)
         return loss, cost + self.evaluation_cost * (self.evaluations - before)
+
+    def _outputs(self, problem: Problem, step: int) -> Callable[..., Any] | None:
+        """On as many batches as the task says, or as the discrepancy may choose."""
+        if self.optimizer.options.discrepancy is None:
+            return None
+        sizes = () if self.task.most_batches > 1 else (self.task.probe_factor,)
+        return partial(problem.outputs, step, *sizes)
 
     @property
     def evaluations(self) -> int:
