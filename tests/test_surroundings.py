@@ -45,13 +45,19 @@ def test_a_base_that_swaps_the_parameters_memory_is_read_where_they_are(options:
         torch.testing.assert_close(a, b, rtol=1e-6, atol=1e-9)
 
 
-@pytest.mark.parametrize("options", [{"average_window": 4}, {"period": 2, "safeguard": None}], ids=str)
-def test_a_step_inside_autocast_keeps_full_precision(options: dict[str, Any]) -> None:
+AT_ONCE = {"period": 5, "history_size": 5, "safeguard": None}
+"""Several rows are multiplied together."""
+
+
+@pytest.mark.parametrize("noise", [0.0, 0.3])  # without it, products are exact, which autocast leaves alone
+@pytest.mark.parametrize("options", [{"average_window": 4}, {"period": 2, "safeguard": None}, AT_ONCE], ids=str)
+def test_a_step_inside_autocast_keeps_full_precision(options: dict[str, Any], noise: float) -> None:
     def train(cast: bool) -> torch.Tensor:
-        weights = nn.Parameter(torch.linspace(-1, 1, 20_000))
+        weights, generator = nn.Parameter(torch.linspace(-1, 1, 20_000)), torch.Generator().manual_seed(0)
         optimizer = Anderson(torch.optim.SGD([weights], lr=0.5), **options)
-        for _ in range(12):
-            weights.grad = weights.detach() * torch.linspace(0.01, 1, 20_000)
+        for _ in range(20):
+            errors = noise * torch.randn(20_000, generator=generator)
+            weights.grad = weights.detach() * torch.linspace(0.01, 1, 20_000) + errors
             with torch.autocast("cpu", torch.bfloat16, enabled=cast):
                 optimizer.step()
         return weights.detach()

@@ -5,7 +5,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
 from itertools import islice
-from math import hypot, inf, sqrt
+from math import hypot, inf, nan, sqrt
 from typing import Any
 
 import torch
@@ -36,6 +36,7 @@ from .stats import COUNTS, Acceleration, Pending
 
 NO_LOSS = "Anderson makes plain steps: safeguard='loss' wants step(loss_fn=...) or set_batch(loss_fn=...)."
 
+
 class ResidualDriver(Driver[Block]):
     """The paper's: one base step is an evaluation of a fixed-point map, whose residuals tell where to jump."""
 
@@ -44,7 +45,8 @@ class ResidualDriver(Driver[Block]):
         self.pair_steps = 0  # base steps in the cycle under way
         self.pairs_since_jump = 0
         self.pending: Pending | None = None
-        self._disturbed = False  # whether somebody else has written to the parameters while a jump is pending
+        self._disturbed = False  # whether somebody else has written to the parameters, and other ranks may not know
+        self._stale = 0  # points until windows hold none from before that
         self.snapshot = base_state.Snapshot()
         self._path_sq = [0.0] * self.options.history_size  # for a checkpoint
         self._versions: int | None = None
@@ -129,6 +131,8 @@ class ResidualDriver(Driver[Block]):
         """Add the pair (iterate, residual) to the history."""
         self._restart_if_rates_are_unlike()
         for block in self.blocks:
+            if self._disturbed:
+                block.iterate.fill_(nan)  # the sum over ranks tells all of them to start anew
             read = block.read_mean(self.options.average_window) if self._cycle_mean else block.read
             block.history.store(block.iterate, read, block.learning_rate)
         self.pair_steps = 0
@@ -250,6 +254,7 @@ class ResidualDriver(Driver[Block]):
 
     def _push(self, points: list[Tensor] | None, restart: bool) -> None:
         """Add points (the present weights if None) to the windows."""
+        self._stale = max(self._stale - 1, 0)
         for i, block in enumerate(self.blocks):
             assert block.window is not None
             if restart:
@@ -268,7 +273,8 @@ class ResidualDriver(Driver[Block]):
             return
         with full_precision(residual_max.device):
             noise = largest([window.average(block.iterate) for block, window in zip(self.blocks, windows, strict=True)])
-        if any(block.sharded for block in self.blocks):
+        if self._shares_windows:
+            noise = torch.full_like(noise, nan) if self._stale else noise  # no rank averages then
             noise, residual_max = self.ranks.largest(torch.stack([noise, residual_max]))
         noisy = noise > self.options.average_tolerance * residual_max
         self.stats.counts["averaged"] += noisy  # type: ignore[assignment]  # on the device too
@@ -298,7 +304,7 @@ class ResidualDriver(Driver[Block]):
             record = replace(self.pending.record, cause="outside_write")
             self._conclude(Decision(False, record.cause), lambda: record)
         self.pending = None
-        self._disturbed = False
+        self._disturbed, self._stale = False, 0
         self.pair_steps = 0
         for block in self.blocks:
             if block.window:
@@ -319,13 +325,27 @@ class ResidualDriver(Driver[Block]):
     def _look_around(self) -> None:
         """Has anybody else written to the parameters?"""
         super()._look_around()
-        written = self._versions is not None and self._versions != self._version()
-        if written and self.pending and self.ranks.size > 1:
-            self._disturbed = True  # other ranks may not have seen it, and wait for us when they settle the jump
-        elif written:
-            self.cancel()
+        if self._versions is not None and self._versions != self._version():
+            self._on_outside_write()
         if not self._cyclic:
             self.pair_steps = 0
+
+    def _on_outside_write(self) -> None:
+        """End what depends on the weights; if other ranks wait for us, who may not have seen it, when they hear of it.
+
+        Averages that are not shared are nobody else's business: ranks have to write alike.
+        """
+        if self.pending or (self._cyclic and self.pair_steps):
+            self._disturbed = True
+        elif self._shares_windows:
+            self._stale = self.options.average_window
+        if self.ranks.size == 1 or not (self._disturbed or self._stale):
+            self.cancel()
+
+    @property
+    def _shares_windows(self) -> bool:
+        """Whether ranks decide on averages together, each by its own columns."""
+        return self.ranks.size > 1 and any(block.sharded for block in self.blocks)
 
     def publish(self, stepped: bool = False) -> None:
         """With the base's own state, if a jump may have to be taken back."""

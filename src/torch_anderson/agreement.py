@@ -70,7 +70,10 @@ def _described(value: Any) -> str:
 
 
 def _placed(param: Any) -> str:
-    return f" on {param.placements}" if is_dtensor(param) else ""
+    if not is_dtensor(param):
+        return ""
+    absent = param.device_mesh.get_coordinate() is None
+    return f" on {param.placements}" + " of a mesh without this rank" * absent
 
 
 def checksum(params: Sequence[Tensor]) -> int:

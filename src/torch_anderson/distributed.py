@@ -41,7 +41,8 @@ class Ranks:
         if self.size == 1:
             return values
         lost = values.isnan()  # which a maximum may hide
-        found, lost = self._reduced(torch.stack([values.nan_to_num(), lost.to(values.dtype)]), dist.ReduceOp.MAX)
+        known = values.nan_to_num(posinf=torch.inf, neginf=-torch.inf)
+        found, lost = self._reduced(torch.stack([known, lost.to(values.dtype)]), dist.ReduceOp.MAX)
         return torch.where(lost > 0, torch.nan, found)
 
     def gather(self, values: Tensor) -> Tensor:

@@ -54,7 +54,7 @@ class Driver(ABC, Generic[Memory]):
         self._seen: list[Any] = []
         self.mark: Tensor | None = None  # what tells that entries in the base's state are the present ones
         self._told: set[str] = set()
-        self._agreed = False
+        self.agreed = False  # with other ranks, on options and parameters
 
     @_disable_dynamo  # torch.compiler.disable, but without importing the compiler before it is needed
     def step(self, closure: Callable[[], Any] | None, batch: Batch) -> Any:
@@ -64,15 +64,15 @@ class Driver(ABC, Generic[Memory]):
         self._look_around()
         if not self.has_learning_rate():
             return self._idle_step(closure)
-        if not self._agreed:
+        if not self.agreed:
             self._agree()
         return self.accelerated_step(closure, batch)
 
     def _agree(self) -> None:
-        """Compare with other ranks, once."""
+        """Compare with other ranks, once for the same parameters."""
         if self.ranks.size > 1:
             require_agreement(self.options, self.base.param_groups, self.ranks)
-        self._agreed = True
+        self.agreed = True
 
     @abstractmethod
     def accelerated_step(self, closure: Callable[[], Any] | None, batch: Batch) -> Any:
@@ -181,11 +181,11 @@ class Driver(ABC, Generic[Memory]):
 
         Memory of the same parameters is taken along; otherwise it starts anew.
         """
-        seen = look(self.base.param_groups)
+        seen = [self.ranks.size, *look(self.base.param_groups)]
         if seen == self._seen and (self.waiting is None or checkpoint.in_place(self)):
             return
         self._seen = seen
-        known, now = self._layout, Layout.of(self.base.param_groups)
+        known, now = self._layout, Layout.of(self.base.param_groups, self.ranks.size)
         if now == known and (self.waiting is None or checkpoint.in_place(self)):
             self._refresh()
             return

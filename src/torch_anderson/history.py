@@ -173,7 +173,8 @@ class History:
         residual_sq: Any = None
         span = span or (0, self.n)
         for z in self._wide_rows(span, maps) if exact else self._narrow_rows(span):
-            part, part_sq = product(z, rows).double(), squares(z.select(-2, self.size)).double()
+            with full_precision(z.device):
+                part, part_sq = product(z, rows).double(), squares(z.select(-2, self.size)).double()
             products = part if products is None else products.add_(part)
             residual_sq = part_sq if residual_sq is None else residual_sq.add_(part_sq)
         return products, residual_sq

@@ -65,9 +65,11 @@ class Layout(NamedTuple):
     """Which parameters take part."""
     places: list[Any]
     """Their devices and types."""
+    ranks: int
+    """How many train together: there may be none but this one at first."""
 
     @classmethod
-    def of(cls, groups: Sequence[Group]) -> "Layout":
+    def of(cls, groups: Sequence[Group], ranks: int) -> "Layout":
         """The layout as it is now."""
         members = accelerated(groups)
-        return cls([(index, id(p)) for index, p in members], [(p.device, p.dtype) for _, p in members])
+        return cls([(index, id(p)) for index, p in members], [(p.device, p.dtype) for _, p in members], ranks)

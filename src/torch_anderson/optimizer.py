@@ -301,6 +301,7 @@ class Anderson(Optimizer):
             except ValueError:
                 self.base.param_groups.pop()
                 raise
+            self._accelerator.agreed = False
 
     def __getattr__(self, name: str) -> Any:
         if name in FORWARDED:

@@ -82,15 +82,16 @@ class OnMesh(Part):
     def entry(self, rows: Tensor, ahead: int) -> Tensor:
         """A DTensor that shares the rows' memory."""
         from torch.distributed.tensor import DTensor
+        from torch.distributed.tensor._dtensor_spec import DTensorSpec, TensorMeta
 
         shape = torch.Size((*rows.shape[:ahead], *self.shape))
         stride = tuple(prod(shape[i + 1 :]) for i in range(len(shape)))
         # Made of an empty stand-in: rows in the middle of a buffer would give the DTensor an offset, for which
-        # asynchronous checkpoints look for memory that a DTensor has not.
-        stand_in = rows.new_empty(1, device=self.mesh.device_type).expand(rows.shape)
-        entry = DTensor.from_local(
-            stand_in, self.mesh, self._shifted(ahead), run_check=False, shape=shape, stride=stride
-        )
+        # asynchronous checkpoints look for memory that a DTensor has not. Not by `from_local`, which says that all is
+        # on the mesh's device, and would move there what is kept on the host.
+        meta = TensorMeta(shape, stride, rows.dtype)
+        spec = DTensorSpec(self.mesh, self._shifted(ahead), tensor_meta=meta)
+        entry = DTensor(rows.new_empty(()).expand(rows.shape), spec, requires_grad=False)
         entry._local_tensor = rows
         return entry
 
@@ -103,7 +104,7 @@ class OnMesh(Part):
             if entry.device_mesh == self.mesh and entry.placements == placements:  # type: ignore[attr-defined]
                 return entry.to_local()  # type: ignore[attr-defined]
             entry = entry.full_tensor()  # type: ignore[attr-defined]
-        if ahead:  # one row at a time: all of them at once may not fit on the device
+        if ahead:  # what came whole may be on the host: one row at a time fits on the device
             return torch.stack([self.local_rows(row, ahead - 1) for row in entry])
         entry = entry.to(self.mesh.device_type)
         return distribute_tensor(entry, self.mesh, placements, src_data_rank=None).to_local()
@@ -125,9 +126,13 @@ class Sharded(OnMesh):
         split = [i for i, placement in enumerate(self.placements) if not placement.is_replicate()]
         parts = prod(self.mesh.size(i) for i in split)
         names = self.mesh.mesh_dim_names or range(self.mesh.ndim)
-        self.key = ("shards", self.mesh.ndim, *((names[i], self.mesh.size(i)) for i in split))
+        everywhere = self.mesh.size() == ranks.size
+        order = (
+            tuple(self.mesh.mesh.flatten().tolist()) if everywhere else ()
+        )  # on parts of the ranks, each has its own
+        self.key = ("shards", self.mesh.ndim, *((names[i], self.mesh.size(i)) for i in split), order)
         self.copies = ranks.size // parts
-        self.copy = self._copy() if self.mesh.size() == ranks.size else None
+        self.copy = self._copy() if everywhere else None
         self.sharded = parts > 1
 
     def _copy(self) -> int:

@@ -52,6 +52,14 @@ class Storage:
     def __deepcopy__(self, _: Any) -> "Storage":
         return self  # frozen, and a process group cannot be copied
 
+    def __getstate__(self) -> dict[str, Any]:
+        if self.process_group is not None:
+            raise TypeError(
+                "A Storage with a process_group cannot be pickled, as the group belongs to this process. "
+                "Save optimizer.state_dict(), and build Anderson anew."
+            )
+        return vars(self)
+
     def row_device(self, device: torch.device) -> torch.device:
         """Of the rows of parameters on ``device``; one without a number is theirs if it is of the same kind."""
         if self.device is None or torch.device(self.device) == torch.device(device.type):

@@ -68,12 +68,23 @@ def test_a_candidate_that_is_no_place_to_be_on_one_rank_is_none_on_any():
     assert first["rejected_loss"] > 0
 
 
-def weights_written_on_rank_0_and_broadcast() -> tuple[torch.Tensor, dict[str, int]]:
+LAX = {"history_size": 2, "safeguard": None, "max_jump": 1e9, "regularization": 1e-2}
+WATCHING = {
+    "pending": {"safeguard": "residual", "period": 3},
+    "cycle": {"residual": "cycle", "period": 4},
+    "cycle with a mean": {"residual": "cycle", "period": 4, "average_window": 2},
+    "cycle, history sharded": {"residual": "cycle", "period": 4, "storage": Storage(shard=True)},
+    "window, history sharded": {"average_window": 3, "period": 5, "storage": Storage(shard=True)},
+}
+"""What depends on nobody else writing to the weights, where ranks add up or decide together."""
+
+
+def weights_written_on_rank_0_and_broadcast(name: str, written: bool = True) -> tuple[torch.Tensor, dict[str, int]]:
     torch.manual_seed(0)
-    w, slopes = nn.Parameter(torch.randn(6)), torch.linspace(0.1, 1, 6)
-    optimizer = Anderson(SGD([w], lr=0.1), period=3, history_size=2, safeguard="residual", max_jump=1e9)
-    for step in range(40):
-        if step % 7 == 4:
+    w, slopes = nn.Parameter(torch.randn(6, dtype=torch.float64)), torch.linspace(0.1, 1, 6, dtype=torch.float64)
+    optimizer = Anderson(SGD([w], lr=0.1), **{**LAX, **WATCHING[name]})
+    for step in range(60):
+        if written and step % 13 == 6:
             if dist.get_rank() == 0:
                 with torch.no_grad():
                     w.mul_(1.1)
@@ -83,11 +94,40 @@ def weights_written_on_rank_0_and_broadcast() -> tuple[torch.Tensor, dict[str, i
     return w.detach().clone(), counts(optimizer)
 
 
-def test_a_pending_jump_ends_on_all_ranks_if_one_has_seen_the_weights_change():
-    (first, counts_first), (second, counts_second) = run(2, weights_written_on_rank_0_and_broadcast)
-    assert torch.equal(first, second)
+@pytest.mark.parametrize("name", WATCHING)
+def test_all_ranks_hear_of_weights_that_one_has_seen_change(name):
+    (first, counts_first), (second, counts_second) = run(2, weights_written_on_rank_0_and_broadcast, name)
+    _, undisturbed = run(2, weights_written_on_rank_0_and_broadcast, name, False)[0]
+    assert torch.equal(first, second) and first.isfinite().all()
     assert counts_first == counts_second
-    assert counts_first["rejected_outside_write"] > 0
+    assert counts_first["accepted"] > 0
+    if name == "pending":
+        assert counts_first["rejected_outside_write"] > 0
+    elif "cycle" in name:
+        assert counts_first["skipped_nonfinite"] > 0 == undisturbed.get("skipped_nonfinite", 0)
+    else:
+        assert 0 < counts_first["averaged"] < undisturbed["averaged"]
+
+
+def a_shard_written_on_rank_0() -> tuple[torch.Tensor, dict[str, int]]:
+    torch.manual_seed(0)
+    net = fully_shard(nn.Linear(4, 6).double(), mesh=init_device_mesh("cpu", (2,)))
+    optimizer = Anderson(SGD(net.parameters(), lr=0.05), period=4, history_size=2, average_window=3, safeguard=None)
+    x = torch.randn(8, 4).double()
+    for step in range(20):
+        if step == 6 and dist.get_rank() == 0:
+            with torch.no_grad():
+                net.weight.clamp_(-9, 9)
+        optimizer.zero_grad()
+        net(x).square().mean().backward()
+        optimizer.step()
+    return net.weight.full_tensor().detach(), counts(optimizer)
+
+
+def test_sharded_weights_that_one_rank_writes_to_do_not_make_the_others_wait():
+    (first, counts_first), (second, counts_second) = run(2, a_shard_written_on_rank_0)
+    assert torch.equal(first, second)
+    assert counts_first == counts_second and counts_first["averaged"] > 0
 
 
 def a_gradient_comes_late_and_on_rank_0_alone() -> torch.Tensor:
