@@ -153,7 +153,7 @@ class DiscrepancyDriver(Driver[DirectionBlock]):
 
     def _norms(self, squares: list[Tensor]) -> Tensor:
         """Square roots of sums over the blocks, each with its own, and over ranks."""
-        parts = [block.share * square.cpu() for block, square in zip(self.blocks, squares, strict=True)]
+        parts = [block.copy_weight * square.cpu() for block, square in zip(self.blocks, squares, strict=True)]
         return self.ranks.sum(torch.stack(parts).sum(0)).sqrt()
 
     def _jump(self, probe: Probe, rows: list[int]) -> tuple[Decision, Callable[[], Acceleration]]:

@@ -6,7 +6,7 @@ from functools import cached_property, partial
 from itertools import chain, islice
 from math import fsum, isfinite, nan, sqrt
 from operator import mul
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -155,38 +155,56 @@ def _update_systems(blocks: Sequence[Block], ranks: Ranks) -> tuple[list[float],
     return numbers[1::3], sum(map(sqrt, path_sq))
 
 
+class Sums(NamedTuple):
+    """What ranks add up of a block."""
+
+    products: Tensor
+    """Of new rows with all."""
+    older: Tensor
+    """Of rows that the moments lack besides; mostly empty."""
+    residual_sq: Tensor
+    """|r / lr|^2."""
+    path_sq: Tensor
+
+
 def _update_together(blocks: Sequence[Block], newest_first: list[int], ranks: Ranks) -> tuple[list[float], float]:
     """The same over several ranks, moments included: each rank multiplies its own columns, then they add up."""
     asked = [_rows_to_multiply(block, newest_first) for block in blocks]
-    parts: list[Tensor] = []
-    for block, (fresh, older) in zip(blocks, asked, strict=True):
-        products, residual_sq = block.history.products(fresh, maps=True, span=block.span)
-        more = block.history.products(older, maps=True, span=block.span)[0] if older else products.new_zeros(0)
-        parts += [block.span_share * part for part in (products, more, residual_sq)]
-        parts.append(block.share * block.history.path_sq.to(products.device))  # which is of all columns
-    numbers = _add_over_ranks(parts, ranks)
-    for i, (block, (fresh, older)) in enumerate(zip(blocks, asked, strict=True)):
-        products, more = numbers[4 * i : 4 * i + 2]
-        block.moments.update(fresh, products)
-        if older:
-            block.moments.update(older, more)
-        new = block.history.fresh + 1  # columns of new rows, and behind them the residual's
-        block.system.update(newest_first, products[: block.history.size + 1, :new].tolist())
-        block.history.fresh, block.moments.complete = 0, True
-    path_sq = torch.stack(numbers[3::4]).sum(0)
-    return [float(square) for square in numbers[2::4]], float(path_sq.sqrt().sum())
+    own = [_own_sums(block, *rows) for block, rows in zip(blocks, asked, strict=True)]
+    found = _add_over_ranks(own, ranks)
+    for block, rows, sums in zip(blocks, asked, found, strict=True):
+        _take_over(block, newest_first, *rows, sums)
+    path_sq = torch.stack([sums.path_sq for sums in found]).sum(0)
+    return [float(sums.residual_sq) for sums in found], float(path_sq.sqrt().sum())
+
+
+def _own_sums(block: Block, fresh: list[int], older: list[int]) -> Sums:
+    """Over the columns that this rank multiplies; the path is known over all that it keeps."""
+    products, residual_sq = block.history.products(fresh, maps=True, span=block.span)
+    more = block.history.products(older, maps=True, span=block.span)[0] if older else products.new_zeros(0)
+    weight, path_sq = block.span_weight, block.copy_weight * block.history.path_sq.to(products.device)
+    return Sums(weight * products, weight * more, weight * residual_sq, path_sq)
+
+
+def _take_over(block: Block, newest_first: list[int], fresh: list[int], older: list[int], sums: Sums) -> None:
+    block.moments.update(fresh, sums.products)
+    if older:
+        block.moments.update(older, sums.older)
+    new = block.history.fresh + 1  # columns of new rows, and behind them the residual's
+    block.system.update(newest_first, sums.products[: block.history.size + 1, :new].tolist())
+    block.history.fresh, block.moments.complete = 0, True
 
 
 def path_sq(blocks: Sequence[Block], ranks: Ranks) -> list[float]:
     """Squared lengths of the steps of the path, by slot. Asks other ranks only if they have other columns."""
     if blocks[0].history.rows == 0 or not any(block.sharded for block in blocks):
         return sum(block.history.path_sq.cpu() for block in blocks).tolist()  # type: ignore[union-attr,return-value]
-    return ranks.sum(sum(block.share * block.history.path_sq.cpu() for block in blocks)).tolist()  # type: ignore[arg-type]
+    return ranks.sum(sum(block.copy_weight * block.history.path_sq.cpu() for block in blocks)).tolist()  # type: ignore[arg-type]
 
 
 def set_path_sq(block: Block, values: Sequence[float], ranks: Ranks) -> None:
     """The inverse: give them to one block, in equal parts to the ranks."""
-    block.history.path_sq.copy_(torch.tensor(values, dtype=torch.float64) / (ranks.size * block.share))
+    block.history.path_sq.copy_(torch.tensor(values, dtype=torch.float64) / (ranks.size * block.copy_weight))
 
 
 def _rows_to_multiply(block: Block, newest_first: list[int]) -> tuple[list[int], list[int]]:
@@ -196,11 +214,12 @@ def _rows_to_multiply(block: Block, newest_first: list[int]) -> tuple[list[int],
     return block.moments.rows(newest_first[:fresh]), block.moments.rows(older) if older else []
 
 
-def _add_over_ranks(parts: Sequence[Tensor], ranks: Ranks) -> list[Tensor]:
-    """The sums of several tensors over all ranks, in one message."""
+def _add_over_ranks(own: Sequence[Sums], ranks: Ranks) -> list[Sums]:
+    """Over all ranks, in one message."""
+    parts = [part for sums in own for part in sums]
     flat = torch.cat([part.flatten().to(parts[0].device) for part in parts])
-    pieces = ranks.sum(flat).cpu().split([part.numel() for part in parts])
-    return [piece.view(part.shape) for piece, part in zip(pieces, parts, strict=True)]
+    pieces = iter(ranks.sum(flat).cpu().split([part.numel() for part in parts]))
+    return [Sums(*(next(pieces).view(part.shape) for part in sums)) for sums in own]
 
 
 def _fetch(parts: Sequence[Tensor]) -> list[Any]:
@@ -229,7 +248,7 @@ def _solve_qr(blocks: Sequence[Block], largest: float, regularization: float, ra
     rows: list[Tensor] = []
     for block in blocks:
         history, (a, b) = block.history, block.span
-        scale = block.learning_rate / largest * sqrt(block.span_share)
+        scale = block.learning_rate / largest * sqrt(block.span_weight)
         history.arrive()
         residual_diffs = columns(history.residual_diffs, a, b)
         last = columns(history.last_residual, a, b).to(residual_diffs.device)

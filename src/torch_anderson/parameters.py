@@ -49,10 +49,10 @@ class Views(ABC):
         self.total = sum(map(real_numbers, params))  # on all ranks, copies once
         self.sharded = parts[0].sharded
         copies, copy = parts[0].copies, parts[0].copy
-        self.share = 1 / copies  # of a sum over all columns, so that ranks add up to one copy
+        self.copy_weight = 1 / copies  # of sums over all columns that this rank keeps, so that ranks add up to one copy
         # Ranks that have the same columns share the work of multiplying them.
         self.span = (0, self.n) if copy is None else (self.n * copy // copies, self.n * (copy + 1) // copies)
-        self.span_share = self.share if copy is None else 1.0
+        self.span_weight = self.copy_weight if copy is None else 1.0  # of sums over the span
         self.iterate = torch.zeros(self.n, device=self.device, dtype=self.dtype)
         self._iterate_pieces = self.iterate.split(self.sizes)
 
@@ -203,7 +203,7 @@ class Block(Views):
         """This rank's part of |r / lr| squared, of the step just made."""
         rate = self.learning_rate or float("inf")
         parts = [(self.read(a, b) - columns(self.iterate, a, b)).double().div_(rate) for a, b in self.chunks()]
-        return self.share * float(sum(torch.dot(r, r) for r in parts))
+        return self.copy_weight * float(sum(torch.dot(r, r) for r in parts))
 
     def vectors(self) -> dict[str, Tensor]:
         """Pairs and window."""
