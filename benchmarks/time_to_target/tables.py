@@ -26,12 +26,14 @@ metric that the base ever had on that seed, as a share of what the base had spen
 pass as below. The median is over all seeds, those that never got there included (as infinite), and behind it stands on
 how many they did. *Time to target*: the same in processor seconds. Rank: by the metric at the end; (=): the 95 %
 interval of the ratio to the first includes 1. *End*: the metric itself, geometric mean. `!`: the best rate is at the
-edge of those tried. Training loss: of the first batch, at the weights to be judged by."""
+edge of those tried. Training loss: of the first batch, at the weights to be judged by. `-`: on one of the tasks at
+least, most seeds did not get there. Methods that suit some tasks only are marked by the number of their problems."""
 
 PROFILE = """\
 Performance profile: the share of problems (a task and a seed) on which a method got to the base's best within a factor
 of the least that any method needed there, in counted cost and in processor time. All runs: [runs.csv](runs.csv). In
 numbers:"""
+TABLE_ONLY = " --only table"
 FACTORS_SHOWN = (1.0, 2.0, 4.0, 8.0)
 UNITS = {COST: "cost", TIME: "time"}
 CALIBRATION = {
@@ -71,7 +73,7 @@ def origin(runs: Sequence[Run], command: str) -> str:
     """Command, date, versions, hardware and seeds."""
     seconds = sum(run.summary["cpu_seconds"] for run in runs)
     lines = [
-        f"`{command}`",
+        f"`{command.replace(TABLE_ONLY, '')}` tunes, races and makes this page; `{TABLE_ONLY.strip()}`: the page alone.",
         f"- made {datetime.now(UTC):%Y-%m-%d} from {len(runs)} runs of {days(runs)}, "
         f"{seconds / 3600:.2f} core hours of training, tuning not counted",
         f"- seeds {seed_ranges({run.seed for run in runs})}; rates tuned on seeds {seed_ranges(TUNING_SEEDS)}",

@@ -49,8 +49,8 @@ STYLES = {
     "schedule-free": Style(OLIVE, "dashdot"),
     "lbfgs": Style(WINE, "dashdot"),
     "adamw-cosine": Style(VERMILION, "dot"),
-    "soap": Style(ORANGE, "dashdot"),
-    "muon": Style(SKY, "dashdot"),
+    "soap": Style(GREEN, "dashdot"),
+    "muon": Style(BLUE, "dashdot"),
     "aadl": Style(BLUE, "dot"),
 }
 """What is drawn together is told apart with any kind of colour vision (after Okabe and Ito; Tol), or by its dashes."""

@@ -124,7 +124,7 @@ def recovered(runs: Sequence[Run], method: str) -> tuple[st.Interval, str]:
         raise Missing(f"Fewer than {LEAST_SEEDS} seeds of the base.", "torch-anderson large-batch")
     text = f"Validation error that the base loses from batch {batches[0]} to {batches[-1]}: {shown(lost)}."
     if not lost.above(0):
-        raise Missing(f"{text} That is no gap for sure, so there is nothing to get back.")
+        raise Missing(f"{text} The larger batch is not surely worse, so there is no gap to close.")
     ours, control = (by_seed(found, augment, batches[-1], name) for name in (method, CONTROL))
     back, beside = (difference(each, large, "validation_error") for each in (ours, control))
     to_control = difference(ours, control, "validation_error")
