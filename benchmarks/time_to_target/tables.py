@@ -73,7 +73,7 @@ def origin(runs: Sequence[Run], command: str) -> str:
     """Command, date, versions, hardware and seeds."""
     seconds = sum(run.summary["cpu_seconds"] for run in runs)
     lines = [
-        f"`{command.replace(TABLE_ONLY, '')}` tunes, races and makes this page; `{TABLE_ONLY.strip()}`: the page alone.",
+        f"`{command.replace(TABLE_ONLY, '')}` tunes, races and makes this page; `{TABLE_ONLY.strip()}`: only that.",
         f"- made {datetime.now(UTC):%Y-%m-%d} from {len(runs)} runs of {days(runs)}, "
         f"{seconds / 3600:.2f} core hours of training, tuning not counted",
         f"- seeds {seed_ranges({run.seed for run in runs})}; rates tuned on seeds {seed_ranges(TUNING_SEEDS)}",
