@@ -21,6 +21,7 @@ from torch_anderson.lab import sweep as sweeping
 from torch_anderson.lab.arguments import BadInput, parse_seeds, parse_value, specs, variations
 from torch_anderson.lab.bench import bare_loop, overhead
 from torch_anderson.lab.cli import main
+from torch_anderson.lab.data import MissingData
 from torch_anderson.lab.methods import METHODS
 from torch_anderson.lab.progress import Bars
 from torch_anderson.lab.results import METRICS, SUMMARY, load_run, write_json
@@ -180,6 +181,18 @@ def test_estimate_counts_what_is_left(tmp_path, monkeypatch, capsys):
     out = capsys.readouterr().out
     # Two runs are done and one is half done: 3.5 times 100 s are left.
     assert "6 runs (2 done before)" in out and "2 min 55 s with 2 jobs, 5 min 50 s on one core" in out
+
+
+def test_an_estimate_says_once_what_data_are_missing(tmp_path, monkeypatch, capsys):
+    def missing(spec, budget):
+        raise MissingData("not here")
+
+    monkeypatch.setattr(overview, "estimate_seconds", missing)
+    words = ["run", "diabetes", "--method", "base", "anderson", "--results", str(tmp_path), "--seeds", "0:2"]
+    assert main([*words, "--dry-run"]) == 0
+    captured = capsys.readouterr()
+    assert (captured.out + captured.err).count("not here") == 1
+    assert "Estimated" not in captured.out
 
 
 @pytest.mark.slow

@@ -6,6 +6,7 @@ from pathlib import Path
 from rich.console import Console
 
 from .arguments import BadInput
+from .data import MissingData
 from .methods import METHODS
 from .progress import sign_of_life
 from .results import load_runs
@@ -47,17 +48,25 @@ def announce(console: Console, specs: Sequence[Spec], results: Path, jobs: int |
     left = unfinished(specs, results)
     done = f" ({len(specs) - len(left)} done before)" if len(left) < len(specs) else ""
     tell(console, f"{len(specs)} runs{done} in {results}")
-    if left:
-        seconds = estimate(left, results)
+    if left and (seconds := estimate(left, results)):
         spread = f"{duration(seconds / min(jobs, len(left)))} with {jobs} jobs, " if jobs else ""
         tell(console, f"Estimated time: {spread}{duration(seconds)} on one core")
 
 
 def estimate(specs: Sequence[Spec], results: Path) -> float:
-    """Seconds that these runs take one after the other, from a few steps of each variant."""
+    """Seconds that these runs take one after the other, from a few steps of each variant. Says what data are missing,
+    which take no time."""
     variants = {(spec.task, spec.variant): spec for spec in specs}
     budget = min(0.4, ESTIMATING / len(variants))
-    seconds = {key: estimate_one(spec, budget) for key, spec in variants.items()}
+    seconds = dict.fromkeys(variants, 0.0)
+    missing: dict[str, str] = {}
+    for (task, variant), spec in variants.items():
+        try:
+            seconds[task, variant] = 0.0 if task in missing else estimate_one(spec, budget)
+        except MissingData as problem:
+            missing[task] = str(problem)
+    for message in dict.fromkeys(missing.values()):
+        complain(message)
     return sum(seconds[spec.task, spec.variant] * share_left(spec.folder(results)) for spec in specs)
 
 
@@ -65,6 +74,8 @@ def estimate_one(spec: Spec, budget: float) -> float:
     """Seconds of one run; 0 of one that does not even start, about which the run itself will complain."""
     try:
         return estimate_seconds(spec, budget)
+    except MissingData:
+        raise
     except Exception:
         return 0.0
 
