@@ -335,11 +335,11 @@ class ResidualDriver(Driver[Block]):
 
         Averages that are not shared are nobody else's business: ranks have to write alike.
         """
-        if self.pending or (self._cyclic and self.pair_steps):
+        if self.ranks.size > 1 and (self.pending or (self._cyclic and self.pair_steps)):
             self._disturbed = True
         elif self._shares_windows:
             self._stale = self.options.average_window
-        if self.ranks.size == 1 or not (self._disturbed or self._stale):
+        else:
             self.cancel()
 
     @property

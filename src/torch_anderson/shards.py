@@ -127,9 +127,8 @@ class Sharded(OnMesh):
         parts = prod(self.mesh.size(i) for i in split)
         names = self.mesh.mesh_dim_names or range(self.mesh.ndim)
         everywhere = self.mesh.size() == ranks.size
-        order = (
-            tuple(self.mesh.mesh.flatten().tolist()) if everywhere else ()
-        )  # on parts of the ranks, each has its own
+        # Which copy is whose depends on the order of ranks; on a part of them, no work is shared among copies.
+        order = tuple(self.mesh.mesh.flatten().tolist()) if everywhere else ()
         self.key = ("shards", self.mesh.ndim, *((names[i], self.mesh.size(i)) for i in split), order)
         self.copies = ranks.size // parts
         self.copy = self._copy() if everywhere else None
