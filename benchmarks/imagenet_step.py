@@ -11,6 +11,7 @@ of accelerations that jumped.
 
 import argparse
 import os
+import sys
 import tempfile
 import time
 from datetime import timedelta
@@ -91,7 +92,11 @@ def work(rank: int, folder: str, arguments: argparse.Namespace) -> None:
     torch.set_num_threads(1)
     patience = timedelta(minutes=10)
     dist.init_process_group("gloo", f"file://{folder}/store", patience, PROCESSES, rank)
-    rows = [row(name, arguments) for name in list(CASES)[: 1 if arguments.quick else None]]
+    rows = []
+    for name in arguments.cases:
+        rows.append(row(name, arguments))
+        if rank == 0:
+            print(f"{name}: {rows[-1][1]:.3f} times the base's time a step", file=sys.stderr, flush=True)
     if rank == 0:
         print(f"batch {arguments.batch}, {arguments.size} pixels, {PROCESSES} processes")
         print(header())
@@ -103,10 +108,14 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--quick", action="store_true", help="one row, small images, 2 rounds")
     parser.add_argument("--shard", action="store_true", help="shard the history over the processes")
+    parser.add_argument(
+        "--cases", nargs="+", choices=CASES, help="rows to measure; default all, with --quick the first"
+    )
     parser.add_argument("--batch", type=int, default=16, help="images a step on each process")
     parser.add_argument("--size", type=int, help="pixels; default 224, with --quick 64")
     parser.add_argument("--rounds", type=int, help="blocks of each kind; default 5, with --quick 2")
     arguments = parser.parse_args()
+    arguments.cases = arguments.cases or list(CASES)[: 1 if arguments.quick else None]
     arguments.size = arguments.size or (64 if arguments.quick else 224)
     arguments.rounds = arguments.rounds or (2 if arguments.quick else 5)
     os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")

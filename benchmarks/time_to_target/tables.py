@@ -1,6 +1,7 @@
 """The results as text: one table a task, one over all, what was tuned, and where the numbers come from."""
 
 import math
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from datetime import UTC, datetime
 from typing import Any
@@ -33,6 +34,7 @@ PROFILE = """\
 Performance profile: the share of problems (a task and a seed) on which a method got to the base's best within a factor
 of the least that any method needed there, in counted cost and in processor time. All runs: [runs.csv](runs.csv). In
 numbers:"""
+WINS = "Where that comes from: on how many seeds of each task a method had the least counted cost (all that tie count)."
 TABLE_ONLY = " --only table"
 FACTORS_SHOWN = (1.0, 2.0, 4.0, 8.0)
 UNITS = {COST: "cost", TIME: "time"}
@@ -62,6 +64,8 @@ def report(
         "![Performance profile](profile.png)",
         PROFILE,
         profile_table(costs),
+        WINS,
+        wins_table(costs[COST]),
     ]
     for task, rows in races.items():
         parts += [f"## {TASKS[task].title} (`{task}`)", about(task, found[task]), task_table(task, rows, found[task])]
@@ -178,6 +182,35 @@ def profile_table(costs: Mapping[str, Mapping[str, Mapping[Problem, float]]]) ->
     columns = [f"{UNITS[unit]} x {factor:g}" for unit in profiles for factor in FACTORS_SHOWN]
     return table([[METHODS[method].label, *(f"{share:.0%}" for share in shares[method])] for method in order],
                  ["solved within", *columns])  # fmt: skip
+
+
+def wins_table(costs: Mapping[str, Mapping[Problem, float]]) -> str:
+    """Method by task: problems that it solved at the least cost."""
+    found = wins(costs)
+    tasks = list(dict.fromkeys(task for solved in costs.values() for task, _ in solved))
+    order = sorted(found, key=lambda method: -sum(found[method].values()))
+    rows = [[METHODS[method].label, *(found[method][task] or "" for task in tasks)] for method in order]
+    return table(rows, ["method", *tasks])
+
+
+def wins(costs: Mapping[str, Mapping[Problem, float]]) -> dict[str, Counter[str]]:
+    """Method -> task -> on how many seeds no other needed less to get there.
+
+    >>> costs = {
+    ...     "soap": {("digits", 0): 1.0, ("digits", 1): math.inf},
+    ...     "muon": {("digits", 0): 1.0, ("digits", 1): 3.0},
+    ... }
+    >>> wins(costs)
+    {'soap': Counter({'digits': 1}), 'muon': Counter({'digits': 2})}
+    """
+    least: dict[Problem, float] = {}
+    for solved in costs.values():
+        for problem, cost in solved.items():
+            least[problem] = min(cost, least.get(problem, math.inf))
+    return {
+        method: Counter(problem[0] for problem, cost in solved.items() if cost == least[problem] < math.inf)
+        for method, solved in costs.items()
+    }
 
 
 def solved(staircase: tuple[list[float], list[float]], factor: float) -> float:
