@@ -2,9 +2,11 @@
 
 import multiprocessing
 import os
+import signal
 import tempfile
 import time
 import traceback
+import warnings
 from collections.abc import Callable, Sequence
 from datetime import timedelta
 from multiprocessing.process import BaseProcess
@@ -25,16 +27,33 @@ GRACE_SECONDS = 1
 """How long the others may take once a rank has failed: the loss of a peer is noticed at once."""
 
 
+CRASHES = (-signal.SIGSEGV, -signal.SIGABRT)
+"""Exit codes of an interpreter that died. Once in some thousand runs it does so while gloo waits for a message."""
+
+
 class RankFailed(AssertionError):
     """A rank raised, died or hung; the message has the tracebacks."""
+
+
+class RankCrashed(RankFailed):
+    """The interpreter of a rank died, which nothing that is written in Python should be able to bring about."""
 
 
 def run(ranks: int, function: Callable[..., Any], *args: Any, seconds: float = TEST_SECONDS) -> list[Any]:
     """What ``function(*args)`` returned on each of several ranks, which form the default process group.
 
     Results are what ``torch.save`` can write. Forked processes know all that is imported and defined here, so that
-    functions may be closures, and a start takes a fraction of a second.
+    functions may be closures, and a start takes a fraction of a second. After a crash of the interpreter itself it is
+    tried once more, with a warning.
     """
+    try:
+        return _run_once(ranks, function, args, seconds)
+    except RankCrashed as problem:
+        warnings.warn(f"tried again, as an interpreter crashed: {problem}", stacklevel=2)
+        return _run_once(ranks, function, args, seconds)
+
+
+def _run_once(ranks: int, function: Callable[..., Any], args: Sequence[Any], seconds: float) -> list[Any]:
     with tempfile.TemporaryDirectory() as folder:
         fork = multiprocessing.get_context("fork")
         children = [
@@ -108,5 +127,6 @@ def _collect(folder: Path, children: Sequence[BaseProcess], hung: Sequence[int])
         elif child.exitcode:
             problems.append(f"rank {rank} ended with exit code {child.exitcode}")
     if problems:
-        raise RankFailed("\n".join(problems))
+        crashed = any(child.exitcode in CRASHES for child in children)
+        raise (RankCrashed if crashed else RankFailed)("\n".join(problems))
     return [torch.load(folder / f"{rank}.pt", weights_only=False) for rank in range(len(children))]
