@@ -13,8 +13,8 @@ from torch_anderson import joint, safeguard
 
 TOLERANCE = 1e-12
 MANY = [layout for layout in LAYOUTS if layout != "single"]
-COMBINED = ("hsdp", "fsdp x tp")
-"""Of two that are tried with every case; they get every other one, as their steps take the longest."""
+COMBINED = ("hsdp", "fsdp x tp", "ddp, history sharded")
+"""Of others that are tried with every case, or on more ranks; they get every other one, as their steps take long."""
 
 
 @cache
@@ -50,7 +50,7 @@ def assert_as_alone(layout: str, cases: Iterable[str]) -> None:
         assert first[name]["counts"] == alone(name).counts(), name
 
 
-@pytest.mark.parametrize("layout", [in_time(layout, "ddp") for layout in MANY])
+@pytest.mark.parametrize("layout", [in_time(layout, "ddp") for layout in (*MANY, "ddp on 2, history sharded")])
 def test_weights_end_where_those_of_a_single_process_do(layout):
     assert_as_alone(layout, cases_for(layout, ELEMENTWISE))
 

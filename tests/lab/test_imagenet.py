@@ -113,7 +113,7 @@ def assert_same(ours: dict[str, torch.Tensor], theirs: dict[str, torch.Tensor]) 
 
 # ------------------------------------------------------------------------------------------------- processes
 
-PAPER = ["--method", "anderson+average", "--epochs", "4", "--checkpoint-every", "3"]
+PAPER = ["--method", "anderson+average", "--epochs", "3", "--checkpoint-every", "3"]
 
 
 @pytest.mark.slow
@@ -122,11 +122,11 @@ def test_a_killed_rank_changes_nothing(folder, tmp_path):
     args = ["--data", str(folder), "--out", str(tmp_path / "undisturbed"), *SMALL, *PAPER]
     assert forked(2, *args) == [0, 0]
     disturbed = torchrun(folder, tmp_path / "disturbed", *PAPER, restarts=1)
-    kill_after(disturbed, tmp_path / "disturbed" / "checkpoints", step=12)
+    kill_after(disturbed, tmp_path / "disturbed" / "checkpoints", step=9)
     assert "resumed in epoch" in ended(disturbed)
     assert_same(weights(tmp_path / "disturbed"), weights(tmp_path / "undisturbed"))
     ours, theirs = metrics(tmp_path / "disturbed"), metrics(tmp_path / "undisturbed")
-    assert [record["epoch"] for record in ours] == [0, 1, 2, 3]
+    assert [record["epoch"] for record in ours] == [0, 1, 2]
     for name in ("rate", "loss", "validation"):
         assert [record[name] for record in ours] == [record[name] for record in theirs]
     counts = [records[-1]["stats"] for records in (ours, theirs)]
@@ -184,7 +184,7 @@ def test_sharded_and_replicated_parameters_train_alike(folder, tmp_path):
 
 @pytest.mark.slow
 def test_anderson_does_the_same_wherever_its_history_is(folder, tmp_path):
-    args = ["--data", str(folder), *SMALL, "--epochs", "3", "--method", "anderson", "--safeguard", "none"]
+    args = ["--data", str(folder), *SMALL, "--epochs", "2", "--method", "anderson", "--safeguard", "none"]
     places = {"ddp": [], "fsdp": ["--strategy", "fsdp"], "sharded history": ["--storage-shard"]}
     for place, options in places.items():
         assert forked(2, *args, "--out", str(tmp_path / place), *options) == [0, 0]
