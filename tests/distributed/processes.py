@@ -28,7 +28,7 @@ GRACE_SECONDS = 1
 
 
 CRASHES = (-signal.SIGSEGV, -signal.SIGABRT)
-"""Exit codes of an interpreter that died. Once in some thousand runs it does so while gloo waits for a message."""
+"""Exit codes of an interpreter that died. Seen once, with torch 2.13, while gloo waited for a message."""
 
 
 class RankFailed(AssertionError):
