@@ -14,10 +14,10 @@ PYTEST := OMP_NUM_THREADS=1 MKL_NUM_THREADS=1 $(PY) -m pytest -n 2 --dist workst
 
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
-.PHONY: help test test-fast lint format demo bench clean distclean
+.PHONY: help test test-fast test-without-data torture lint format demo bench clean distclean
 
 help: ## show this list
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' Makefile
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-17s %s\n", $$1, $$2 }' Makefile
 
 test: lint ## lint, type check and run all tests
 	$(PYTEST)
@@ -25,10 +25,17 @@ test: lint ## lint, type check and run all tests
 test-fast: $(VENV)/dev.stamp ## run the tests that take a moment, without lint
 	$(PYTEST) -m "not slow"
 
-lint: $(VENV)/dev.stamp ## ruff (lint, format) and mypy, changing nothing
+test-without-data: $(VENV)/dev.stamp ## run the tests that need data, with none to be had: all are skipped
+	TORCH_ANDERSON_DATA=/nonexistent $(PYTEST) -m data
+
+torture: $(VENV)/dev.stamp ## 10,000 random sequences, drawn anew; takes hours (fewer: SEQUENCES=1000)
+	SEQUENCES=$(or $(SEQUENCES),10000) $(PYTEST) -rP tests/test_random_sequences.py
+
+lint: $(VENV)/dev.stamp ## ruff (lint, format), mypy and import-linter, changing nothing
 	$(PY) -m ruff check .
 	$(PY) -m ruff format --check .
 	$(PY) -m mypy
+	$(VENV)/bin/lint-imports --no-cache
 
 format: $(VENV)/dev.stamp ## format the code and mend what ruff can mend
 	$(PY) -m ruff check --fix-only .

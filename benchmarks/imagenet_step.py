@@ -25,7 +25,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from benchmarks.report import header, table
 from benchmarks.step_cost import accepted, ratio, take_turns
-from torch_anderson import Anderson
+from torch_anderson import Anderson, MovingAverage, Storage
 from torch_anderson.lab.resnet import resnet50
 
 COLUMNS = ["ResNet-50, 2 processes", "measured", "limit", "unit", "accepted", "s/step", "s/step base"]
@@ -35,7 +35,7 @@ PAPER: dict[str, Any] = {"history_size": 20, "period": 5, "store_period": 5, "re
 CASES: dict[str, dict[str, Any]] = {
     "default safeguard": {},
     "all jumps made": {"safeguard": None, "max_jump": float("inf")},
-    "residual safeguard, average": {"safeguard": "residual", "average_window": 4},
+    "residual safeguard, average": {"safeguard": "residual", "average": MovingAverage(4)},
 }
 
 
@@ -71,20 +71,12 @@ class Training:
 
 
 def row(name: str, arguments: argparse.Namespace) -> list[object]:
-    options = CASES[name] | storage(arguments.shard)
+    options = CASES[name] | ({"storage": Storage(shard=True)} if arguments.shard else {})
     plain, ours = (Training(each, arguments.batch, arguments.size) for each in (None, options))
     ours.fill()
     base, accelerated = take_turns([plain.block, ours.block], arguments.rounds, warmup=1)
     measured = ratio(accelerated, base)
     return [name, measured, LIMIT, "x base", accepted(ours.optimizer), median(accelerated), median(base)]
-
-
-def storage(shard: bool) -> dict[str, Any]:
-    if not shard:
-        return {}
-    from torch_anderson import Storage
-
-    return {"storage": Storage(shard=True)}
 
 
 def work(rank: int, folder: str, arguments: argparse.Namespace) -> None:

@@ -27,7 +27,7 @@ from torch import optim
 
 from benchmarks.problems import PROBLEMS
 from benchmarks.report import header, table
-from torch_anderson import Anderson, Storage
+from torch_anderson import Anderson, MovingAverage, Storage
 
 MARK_ABOVE = 1.05
 LOSS_FLOOR = 1e-8  # of the initial loss: below it both runs count as converged
@@ -219,16 +219,22 @@ def _best_rate(scores: dict[tuple, float], optimizer: str, problem: str) -> floa
 
 
 def parse_options(text: str) -> dict:
-    """The options in "key=value,key=value"; a value that is no Python literal is a string, and that of storage the
-    type of the rows.
+    """The options in "key=value,key=value"; a value that is no Python literal is a string.
+
+    The value of ``average`` is its window, and that of ``storage`` the type of the history.
 
     >>> parse_options("period=10,safeguard=loss")
     {'period': 10, 'safeguard': 'loss'}
     """
     options = {key: _literal(value) for key, value in (item.split("=", 1) for item in text.split(",") if item)}
-    if "storage" in options:
-        options["storage"] = Storage(dtype=getattr(torch, str(options["storage"])))
-    return options
+    return {key: OBJECTS[key](value) if key in OBJECTS else value for key, value in options.items()}
+
+
+OBJECTS: dict[str, Callable[..., object]] = {
+    "average": MovingAverage,
+    "storage": lambda name: Storage(dtype=getattr(torch, name)),
+}
+"""Options that are objects, with what makes one from a value on the command line."""
 
 
 def _literal(text: str) -> object:

@@ -1,6 +1,6 @@
-"""Three of the lab's experiments in small: train with and without Anderson, compare, and make a page to read.
+"""Trains three of the lab's small tasks with and without acceleration, compares the methods, and writes a report page.
 
-The same as ``torch-anderson compare`` on the command line; run it again and it only makes what is missing.
+Equivalent to ``torch-anderson compare`` on the command line; a second call makes only the runs that are missing.
 """
 
 import sys
@@ -13,18 +13,17 @@ METHODS = [
     "anderson",
     "anderson+average",
     "anderson-default",
-    "discrepancy",
-    "discrepancy-weights",
+    "gauss-newton",
     "ema",
 ]
 
 
 def table_task() -> str:
-    """The paper's table where its data can be had; else one that comes with scikit-learn, and how to get the other."""
+    """Name of the paper's task if its data are available, else of one whose data come with scikit-learn."""
     try:
         load_admissions()
     except MissingData as problem:
-        print(f"{problem}\nGoing on with the diabetes data instead.\n")
+        print(f"{problem}\nContinuing with the diabetes data instead.\n")
         return "diabetes"
     return "admissions"
 

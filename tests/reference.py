@@ -1,34 +1,43 @@
 """The textbook twin of `torch_anderson.Anderson`: the algorithm with nothing in its way.
 
-It shares no code with the library. History is a plain list of pairs, the differences are formed anew at every
+It shares no code with the library. The history is a plain list of pairs; the differences are formed anew at every
 acceleration and solved by SVD; speed and memory are no concern. Tests run both side by side in float64.
 
-    w       flat parameters before a base step, or before the first step of a cycle (the anchor)
-    u       w + r: where the base step went, or the mean of the last iterates of the cycle
+    w       flat parameters before the first of the s base steps of a pair, s = residual_steps
+    u       w + r: parameters after the last of them
     r       the residual u - w
-    scale   what r is proportional to: the learning rate of each entry, summed over a cycle
+    rate    what r is proportional to: the largest learning rate of the groups, summed over the steps of the pair
     g       the coefficients, argmin |r - R g|; oldest column first
 """
 
 import copy
 from collections.abc import Callable
 from itertools import pairwise
-from typing import NamedTuple
+from math import isclose
+from typing import NamedTuple, Protocol
 
 import torch
 from torch import Tensor
 from torch.optim import ASGD, LBFGS, Adafactor, Optimizer, Rprop
 
 NOT_PROPORTIONAL_TO_LR = (ASGD, LBFGS, Adafactor, Rprop)
-FIRST_MOMENTS = ("momentum_buffer", "exp_avg")
+
+
+class Average(Protocol):
+    """The moving average: any object with these three attributes."""
+
+    window: int
+    tolerance: float
+    criterion: str
 
 
 class Pair(NamedTuple):
-    """One stored pair; `rn` is the residual per unit of learning rate, `lr` has one value per entry."""
+    """One stored pair; `rn` is the residual per unit of learning rate, `rates` are those of the groups at its end."""
 
     w: Tensor
     rn: Tensor
-    lr: Tensor
+    rate: float
+    rates: tuple[float, ...]
 
 
 class Pending(NamedTuple):
@@ -43,8 +52,9 @@ class Pending(NamedTuple):
 class TextbookAnderson:
     """Anderson acceleration of `base`, with the options of `torch_anderson.Anderson`.
 
-    `mixing="b"` (a third reading of beta) exists here only. `last` tells of the last acceleration: its
-    coefficients, its gain |r - R g| / |r|, and as its cause "accepted", "pending" or the test that it failed.
+    `mixing` exists here only: "paper" is the library's, "b" and "anderson" are two other readings of beta. `last`
+    describes the last acceleration: its coefficients, its gain |r - R g| / |r|, and as its cause "accepted", "pending"
+    or the test that it failed. `restarts` counts how often the pairs were dropped.
     """
 
     def __init__(
@@ -54,17 +64,14 @@ class TextbookAnderson:
         history_size: int = 10,
         period: int = 10,
         store_period: int = 1,
+        residual_steps: int = 1,
         relaxation: float = 1.0,
         mixing: str = "paper",
         warmup: int = 0,
-        residual: str = "step",
-        average_window: int = 0,
-        average_tolerance: float = 0.1,
-        average_criterion: str = "paper",
-        regularization: float | str = 0.0,
+        average: Average | None = None,
+        regularization: float | None = 0.0,
         max_jump: float = 2.0,
         safeguard: str | None = "descent",
-        on_accept: str = "keep",
         max_gain: float = 0.98,
         trusted_gain: float = 0.9,
         smooth: float = 0.9,
@@ -72,33 +79,31 @@ class TextbookAnderson:
     ) -> None:
         self.base = base
         self.history_size, self.period, self.store_period = history_size, period, store_period
-        self.relaxation, self.mixing, self.warmup = relaxation, mixing, warmup
-        self.cycle = residual == "cycle"
-        self.average_window, self.average_tolerance = average_window, average_tolerance
-        self.average_criterion, self.regularization = average_criterion, regularization
+        self.residual_steps, self.relaxation, self.mixing, self.warmup = residual_steps, relaxation, mixing, warmup
+        self.average, self.regularization = average, regularization
         self.max_jump, self.safeguard, self.max_gain = max_jump, safeguard, max_gain
         self.trusted_gain, self.smooth = trusted_gain, smooth
         self.noise_regularization = noise_regularization
-        self.on_accept = on_accept
         self.k = 0
         self.pairs_since_jump = 0
+        self.restarts = 0
         self.pairs: list[Pair] = []
         self.window: list[Tensor] = []
         self.last: dict | None = None
         self.pending: Pending | None = None
-        self.cycle_steps: list[tuple[Tensor, Tensor, Tensor]] | None = None
+        self.open_pair: list[tuple[Tensor, float]] = []  # weights before each of its steps so far, and the rates
 
     def step(self, closure: Callable | None = None, loss_fn: Callable | None = None):
         """One base step, then whatever is due after it."""
-        w, lr, measured = self._read(), self._learning_rates(), self._measured(self.k + 1)
+        w, rate, measured = self._read(), self._rate(), self._measured(self.k + 1)
         loss = self.base.step(closure)
         u = self._read()
         if not self._counts(measured, w, u):
             return loss
         self.k += 1
-        if self.pending and not self._settle(self.pending, u - w, lr):
+        if self.pending and not self._settle(self.pending, u - w, rate):
             return loss
-        pair = self._cycle_pair(w, u, lr) if self.cycle else self._step_pair(w, u, lr)
+        pair = self._pair(w, u, rate)
         jump = None
         if pair:
             self._store(pair)
@@ -107,17 +112,28 @@ class TextbookAnderson:
             return loss
         if jump is not None:
             self._accept(jump)
-        if not self.cycle:
-            self._average(jump, u, r=u - w)
+        if self.average:
+            self._average(self.average, jump, u, r=u - w)
         return loss
+
+    def cancel(self) -> None:
+        """Drop what does not survive weights that were written from elsewhere; the stored pairs stay."""
+        if self.pending and self.last:
+            self.last["cause"] = "outside_write"
+        self.pending, self.open_pair, self.window = None, [], []
+
+    def reset(self) -> None:
+        """Forget all that was measured; the weights stay."""
+        self.cancel()
+        self._restart()
 
     # Counting
 
     def _measured(self, k: int) -> bool:
         """Whether step k has to know the weights before it; what it leaves unmeasured costs nothing."""
-        if self.cycle:
-            return self._begins_cycle(k)
-        return self.average_window > 0 or self.pending is not None or self._stores(k)
+        if self.residual_steps > 1:
+            return self._begins_pair(k)
+        return self.average is not None or self.pending is not None or self._stores(k)
 
     def _counts(self, measured: bool, w: Tensor, u: Tensor) -> bool:
         """Whether the base did something; a step that is not measured did if there was a gradient."""
@@ -129,47 +145,56 @@ class TextbookAnderson:
 
     # Pairs
 
+    def _begins_pair(self, k: int) -> bool:
+        """Of several steps: pairs follow upon each other, the last one ends with the period."""
+        return k > self.warmup and (k - 1) % self.residual_steps == 0
+
     def _stores(self, k: int) -> bool:
+        """Of one step."""
         return k > self.warmup and (k % self.store_period == 0 or k % self.period == 0)
 
-    def _begins_cycle(self, k: int) -> bool:
-        return k > self.warmup and (k - 1) % self.period == 0
-
-    def _step_pair(self, w: Tensor, u: Tensor, lr: Tensor) -> Pair | None:
-        return self._pair(w, u, lr) if self._stores(self.k) else None
-
-    def _cycle_pair(self, w: Tensor, u: Tensor, lr: Tensor) -> Pair | None:
-        """The pair (anchor, end - anchor) at the end of a cycle that was seen from its start."""
-        if self._begins_cycle(self.k):
-            self.cycle_steps = []
-        if self.cycle_steps is None:
+    def _pair(self, w: Tensor, u: Tensor, rate: float) -> Pair | None:
+        """The pair that step k, from w to u, completes; of several steps only if it was seen from its start."""
+        if self.residual_steps == 1:
+            return self._make_pair(w, u, rate) if self._stores(self.k) else None
+        if not self.open_pair and not self._begins_pair(self.k):
             return None
-        self.cycle_steps.append((w, u, lr))
-        if self.k % self.period:
+        self.open_pair.append((w, rate))
+        if len(self.open_pair) < self.residual_steps:
             return None
-        befores, afters, lrs = zip(*self.cycle_steps, strict=True)
-        end = torch.stack(afters[-max(1, self.average_window) :]).mean(0)
-        return self._pair(befores[0], end, torch.stack(lrs).sum(0) if self._proportional() else lr)
+        starts, rates = zip(*self.open_pair, strict=True)
+        self.open_pair = []
+        return self._make_pair(starts[0], u, sum(rates) if self._proportional() else rate)
 
-    def _pair(self, w: Tensor, u: Tensor, lr: Tensor) -> Pair:
-        return Pair(w, self._per_scale(u - w, lr), lr)
+    def _make_pair(self, w: Tensor, u: Tensor, rate: float) -> Pair:
+        return Pair(w, (u - w) / self._scale(rate), rate, self._group_rates())
 
     def _proportional(self) -> bool:
         return not isinstance(self.base, NOT_PROPORTIONAL_TO_LR)
 
-    def _scale(self, lr: Tensor) -> Tensor:
-        return lr if self._proportional() else torch.ones_like(lr)
-
-    def _per_scale(self, r: Tensor, lr: Tensor) -> Tensor:
-        scale = self._scale(lr)
-        return torch.where(scale == 0, 0.0, r / scale)
+    def _scale(self, rate: float) -> float:
+        return rate if self._proportional() else 1.0
 
     def _store(self, pair: Pair) -> None:
-        # Residuals that are not proportional to the learning rate cannot be re-read at another one.
-        if self.pairs and not self._proportional() and not torch.equal(self.pairs[-1].lr, pair.lr):
-            self.pairs, self.pairs_since_jump = [], 0
+        if self.pairs and not self._comparable(self.pairs[-1].rates, pair.rates):
+            self._restart()
         self.pairs = [*self.pairs, pair][-(self.history_size + 1) :]
         self.pairs_since_jump += 1
+
+    def _comparable(self, before: tuple[float, ...], now: tuple[float, ...]) -> bool:
+        """Whether residuals at these rates of the groups follow from each other by one common factor.
+
+        Schedules round what they multiply, hence "close". If the base's steps are not proportional to the learning
+        rate, there is no factor but 1.
+        """
+        if not self._proportional():
+            return before == now
+        pairs = zip(before, now, strict=True)
+        return all(isclose(a * max(now), b * max(before), rel_tol=1e-9) for a, b in pairs)
+
+    def _restart(self) -> None:
+        self.pairs, self.pairs_since_jump = [], 0
+        self.restarts += 1
 
     # Extrapolation
 
@@ -181,7 +206,7 @@ class TextbookAnderson:
         g = self._coefficients(r, R)
         gain = ((r - R @ g).norm() / r.norm()).item()
         candidate = self._mix(w, r, W, R, g)
-        cause = self._reason_to_skip(r, R, gain, loss_fn) or self._judge(candidate, w, r, W, loss_fn)
+        cause = self._reason_to_skip(r, R, gain, loss_fn) or self._judge(candidate, w, r, loss_fn)
         self.last = {"coefficients": g, "gain": gain, "cause": cause}
         if cause == "pending":
             self._suspend(candidate)
@@ -189,7 +214,7 @@ class TextbookAnderson:
 
     def _columns(self) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         """The present pair, and the differences of all pairs re-read at the present learning rate."""
-        scale = self._scale(self.pairs[-1].lr)
+        scale = self._scale(self.pairs[-1].rate)
         ws = torch.stack([pair.w for pair in self.pairs], dim=1)
         rs = torch.stack([scale * pair.rn for pair in self.pairs], dim=1)
         return ws[:, -1], rs[:, -1], ws.diff(), rs.diff()
@@ -207,12 +232,12 @@ class TextbookAnderson:
         return torch.linalg.lstsq(matrix, target[:, None], driver="gelsd").solution[:, 0] / norms
 
     def _regularization(self, R: Tensor) -> float:
-        """Adaptive: of cycles, by the share of noise in R; 0 for a smooth path, 1 where consecutive columns have the
-        cosine of white noise's differences, -1/2, and linear between."""
-        if self.regularization != "adaptive":
-            return float(self.regularization)
+        """None: pairs of several steps are regularized by the share of noise in R. It is 0 for a smooth path, 1 where
+        consecutive columns have the cosine of white noise's differences, -1/2, and linear between."""
+        if self.regularization is not None:
+            return self.regularization
         share = (1 - self._smoothness(R, R.shape[1])) / (1 + 1 / 2)
-        return 1e-12 + self.noise_regularization * min(share, 1.0) * self.cycle
+        return 1e-12 + self.noise_regularization * min(share, 1.0) * (self.residual_steps > 1)
 
     def _mix(self, w: Tensor, r: Tensor, W: Tensor, R: Tensor, g: Tensor) -> Tensor:
         beta = self.relaxation
@@ -231,7 +256,7 @@ class TextbookAnderson:
         if self.safeguard == "loss" and loss_fn is None:
             return "no_loss"
         cautious = self.safeguard == "descent"
-        if cautious and not self.cycle and self._looks_noisy(R, self.pairs_since_jump - 1):
+        if cautious and self.residual_steps == 1 and self._looks_noisy(R, self.pairs_since_jump - 1):
             return "noisy"
         if gain > self.max_gain:
             return "no_gain"
@@ -240,7 +265,7 @@ class TextbookAnderson:
         # As many columns as this explain some of any residual: the gain that n - columns free numbers would show.
         # Where the columns are more than half as many as the numbers, a gain shows nothing.
         n, columns = len(r), int((R.norm(dim=0) > 0).sum())
-        most = self.max_gain if self.cycle else self.trusted_gain
+        most = self.trusted_gain if self.residual_steps == 1 else self.max_gain
         return "" if columns <= n / 2 and gain * (n / (n - columns)) ** 0.5 <= most else "no_gain"
 
     def _looks_noisy(self, R: Tensor, newest: int) -> bool:
@@ -254,21 +279,21 @@ class TextbookAnderson:
         cosines = [torch.cosine_similarity(a, b, dim=0) for a, b in pairwise(changes) if a.any() and b.any()]
         return torch.stack(cosines).mean().item() if cosines else 1.0
 
-    def _judge(self, candidate: Tensor, w: Tensor, r: Tensor, W: Tensor, loss_fn: Callable | None) -> str:
+    def _judge(self, candidate: Tensor, w: Tensor, r: Tensor, loss_fn: Callable | None) -> str:
         if not candidate.isfinite().all():
             return "nonfinite"
-        if (candidate - w).norm() > self.max_jump * W.norm(dim=0).sum():
+        if (candidate - w).norm() > self.max_jump * self._path():
             return "too_long"
         if self.safeguard == "descent":  # further along the residual than the plain step
-            return "accepted" if (candidate - w) @ r > r @ r * self._lead() else "descent"
+            return "accepted" if (candidate - w) @ r > r @ r else "descent"
         if self.safeguard == "residual":
             return "pending"
         return self._judge_by_loss(candidate, loss_fn) if loss_fn and self.safeguard == "loss" else "accepted"
 
-    def _lead(self) -> float:
-        """How much further the last iterate of a steady cycle is than the mean of the last ``average_window``."""
-        positions = range(1, self.period + 1)[-self.average_window :] if self.cycle and self.average_window else [1]
-        return positions[-1] / (sum(positions) / len(positions))
+    def _path(self) -> Tensor:
+        """Length of the path through the points u = w + r, as they were measured."""
+        points = torch.stack([pair.w + self._scale(pair.rate) * pair.rn for pair in self.pairs], dim=1)
+        return points.diff().norm(dim=0).sum()
 
     @torch.no_grad()
     def _judge_by_loss(self, candidate: Tensor, loss_fn: Callable) -> str:
@@ -281,22 +306,22 @@ class TextbookAnderson:
 
     def _suspend(self, jump: Tensor) -> None:
         # The keys are the parameters themselves and must stay them; only the values are copied.
-        base_state = {p: copy.deepcopy(self.base.state[p]) for p, _ in self._parameters() if p in self.base.state}
+        base_state = {p: copy.deepcopy(self.base.state[p]) for p in self._parameters() if p in self.base.state}
         self.pending = Pending(jump, self._read(), self.pairs[-1].rn.norm(), base_state)
         self._write(jump)
 
-    def _settle(self, pending: Pending, r: Tensor, lr: Tensor) -> bool:
+    def _settle(self, pending: Pending, r: Tensor, rate: float) -> bool:
         """Accept the pending jump if the residual fell; else go back to where it was made."""
         self.pending = None
         assert self.last  # the acceleration that made the jump
-        if self._per_scale(r, lr).norm() < pending.norm:
+        if (r / self._scale(rate)).norm() < pending.norm:
             self.last["cause"] = "accepted"
-            self._renew_base_state()
+            self.pairs_since_jump = 0
             self._restart_window(pending.jump)
             return True
         self.last["cause"] = "residual"
         self._write(pending.u)
-        for p, _ in self._parameters():
+        for p in self._parameters():
             self.base.state.pop(p, None)
         self.base.state.update(pending.base_state)
         self._push(pending.u)
@@ -304,25 +329,16 @@ class TextbookAnderson:
 
     def _accept(self, jump: Tensor) -> None:
         self._write(jump)
-        self._renew_base_state()
-
-    def _renew_base_state(self) -> None:
         self.pairs_since_jump = 0
-        if self.on_accept != "reset_momentum":
-            return
-        for state in [self.base.state[p] for p, _ in self._parameters() if p in self.base.state]:
-            for name in FIRST_MOMENTS:
-                if isinstance(state.get(name), Tensor):
-                    state[name].zero_()
 
     # Averaging
 
-    def _average(self, jump: Tensor | None, u: Tensor, r: Tensor) -> None:
+    def _average(self, average: Average, jump: Tensor | None, u: Tensor, r: Tensor) -> None:
         if jump is None:
             self._push(u)
         else:
             self._restart_window(jump)
-        if 0 < len(self.window) == self.average_window and self._noisy(r):
+        if len(self.window) == average.window and self._noisy(average, r):
             self._write(torch.stack(self.window).mean(0))
 
     def _restart_window(self, jump: Tensor) -> None:
@@ -332,29 +348,34 @@ class TextbookAnderson:
         self._push(jump)
 
     def _push(self, point: Tensor) -> None:
-        self.window = [*self.window, point][-self.average_window :] if self.average_window else []
+        self.window = [*self.window, point][-self.average.window :] if self.average else []
 
-    def _noisy(self, r: Tensor) -> bool:
+    def _noisy(self, average: Average, r: Tensor) -> bool:
         points = torch.stack(self.window)
-        variance = detrended_variance(points) if self.average_criterion == "detrended" else points.var(0, correction=0)
-        return bool(variance.sqrt().max() > self.average_tolerance * r.abs().max())
+        variance = detrended_variance(points) if average.criterion == "detrended" else points.var(0, correction=0)
+        return bool(variance.sqrt().max() > average.tolerance * r.abs().max())
 
     # Parameters
 
-    def _parameters(self) -> list[tuple[Tensor, float]]:
-        """Those that take part, with their learning rates."""
-        groups = [group for group in self.base.param_groups if group.get("anderson", True)]
-        return [(p, float(group["lr"])) for group in groups for p in group["params"]]
+    def _groups(self) -> list[dict]:
+        """Those that take part."""
+        return [group for group in self.base.param_groups if group.get("anderson", True)]
+
+    def _parameters(self) -> list[Tensor]:
+        return [p for group in self._groups() for p in group["params"]]
+
+    def _group_rates(self) -> tuple[float, ...]:
+        return tuple(float(group["lr"]) for group in self._groups())
+
+    def _rate(self) -> float:
+        return max(self._group_rates())
 
     def _read(self) -> Tensor:
-        return torch.cat([p.detach().flatten() for p, _ in self._parameters()])
-
-    def _learning_rates(self) -> Tensor:
-        return torch.cat([torch.full_like(p.detach().flatten(), lr) for p, lr in self._parameters()])
+        return torch.cat([p.detach().flatten() for p in self._parameters()])
 
     @torch.no_grad()
     def _write(self, point: Tensor) -> None:
-        parameters = [p for p, _ in self._parameters()]
+        parameters = self._parameters()
         for p, part in zip(parameters, point.split([p.numel() for p in parameters]), strict=True):
             p.copy_(part.view_as(p))
 

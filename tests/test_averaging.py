@@ -6,30 +6,34 @@ import numpy as np
 import pytest
 import torch
 
-from torch_anderson import Anderson
-from torch_anderson.averaging import Window
-from torch_anderson.history import PRODUCT_CHUNK
-
-CPU = torch.device("cpu")
+from torch_anderson import Anderson, MovingAverage
+from torch_anderson._anderson.average import CHUNK, Window
+from torch_anderson._tensors.blocks import Space
 
 
 def filled(points: np.ndarray, length: int, criterion: str = "paper", dtype: torch.dtype = torch.float64) -> Window:
-    window = Window(length, points.shape[1], criterion, device=CPU, dtype=dtype)
+    space = Space([{"params": [torch.zeros(points.shape[1], dtype=dtype, requires_grad=True)]}], None)
+    window = Window(MovingAverage(length, criterion=criterion), space)
     push(window, points)
     return window
 
 
 def push(window: Window, points: np.ndarray) -> None:
     for point in torch.from_numpy(points):
-        window.new_row().copy_(point)
+        window.push([point])
+
+
+def is_full(window: Window) -> bool:
+    return window.average(torch.tensor(1.0), [torch.empty_like(window.newest[0])]) is not None
 
 
 def average(window: Window) -> tuple[np.ndarray, float]:
     """The mean of the points, and the largest standard deviation of an entry; the points stay."""
-    out = torch.full_like(window.newest, torch.nan)
-    before = window.points.clone()
-    noise = window.average(out)
-    assert torch.equal(window.points, before)
+    [points], [newest] = window.points, window.newest
+    out = torch.full_like(newest, torch.nan)
+    before = points.clone()
+    noise = window._mean(points, out)
+    assert torch.equal(points, before)
     return out.numpy(), noise.item()
 
 
@@ -61,24 +65,24 @@ def test_window_holds_the_last_points_and_their_mean(criterion, t, pushed):
     points = np.random.default_rng(0).standard_normal((t + pushed, 5))
     window = filled(points, t, criterion)
     np.testing.assert_allclose(average(window)[0], points[-t:].mean(0), rtol=1e-14, atol=1e-15)
-    np.testing.assert_array_equal(window.newest, points[-1])
-    np.testing.assert_array_equal(sorted(window.points.tolist()), sorted(points[-t:].tolist()))
+    np.testing.assert_array_equal(window.newest[0], points[-1])
+    np.testing.assert_array_equal(sorted(window.points[0].tolist()), sorted(points[-t:].tolist()))
 
 
 @pytest.mark.parametrize("t", [2, 5])
 def test_window_is_full_only_after_t_points_and_again_after_clear(t):
     points = np.random.default_rng(0).standard_normal((t - 1, 3))
     window = filled(points, t)
-    assert not window.full
+    assert not is_full(window)
     push(window, np.zeros((1, 3)))
-    assert window.full
+    assert is_full(window)
     window.clear()
-    assert not window.full
+    assert not is_full(window)
     points = np.random.default_rng(1).standard_normal((t, 3))
     push(window, points[:-1])
-    assert not window.full
+    assert not is_full(window)
     push(window, points[-1:])
-    assert window.full
+    assert is_full(window)
     mean, noise = average(window)
     np.testing.assert_allclose(mean, points.mean(0), rtol=1e-14, atol=1e-15)
     assert noise == pytest.approx(np.std(points, axis=0).max(), rel=1e-12)
@@ -99,8 +103,8 @@ def test_float32_points_far_from_zero_keep_their_variance(criterion, t):
 
 @pytest.mark.parametrize("criterion", ["paper", "detrended"])
 def test_average_of_vectors_longer_than_a_chunk_sees_every_entry(criterion):
-    n, t = 2 * PRODUCT_CHUNK + 3, 5
-    for entry in (0, PRODUCT_CHUNK - 1, PRODUCT_CHUNK, 2 * PRODUCT_CHUNK - 1, 2 * PRODUCT_CHUNK, n - 1):
+    n, t = 2 * CHUNK + 3, 5
+    for entry in (0, CHUNK - 1, CHUNK, 2 * CHUNK - 1, 2 * CHUNK, n - 1):
         points = np.tile(np.linspace(-1, 1, n), (t, 1))
         points[:, entry] += [0, 3, -1, 4, 1]
         mean, noise = average(filled(points, t, criterion))
@@ -131,22 +135,21 @@ def drift(steps: int, **options) -> list[float]:
 
 @pytest.mark.parametrize("t", [2, 3, 5, 10])
 def test_fed_back_average_slows_drift_to_2_over_t_plus_1(t):
-    path = drift(40 * t, average_window=t, average_tolerance=0.0)
+    path = drift(40 * t, average=MovingAverage(t, tolerance=0.0))
     assert path[-1] - path[-2] == pytest.approx(2 / (t + 1), rel=1e-6)
 
 
 @pytest.mark.parametrize("t", [2, 5, 10])
 def test_papers_criterion_at_its_tolerance_never_turns_itself_off(t):
     # Once averages are fed back, drift still gives std / |r| = sqrt((t - 1) / (3 (t + 1))): 0.33 to 0.58.
-    path = np.array(drift(40 * t, average_window=t, average_tolerance=0.1))
+    path = np.array(drift(40 * t, average=MovingAverage(t, tolerance=0.1)))
     raw = path[-t - 1 : -1] + 1  # the points of the window: where the base steps ended
     assert np.std(raw) == pytest.approx(math.sqrt((t - 1) / (3 * (t + 1))), rel=1e-6)
 
 
 @pytest.mark.parametrize("t", [4, 10])
 def test_detrended_criterion_leaves_drift_alone(t):
-    options = {"average_window": t, "average_criterion": "detrended", "average_tolerance": 1e-6}
-    assert drift(3 * t, **options)[-1] == 3 * t
+    assert drift(3 * t, average=MovingAverage(t, tolerance=1e-6, criterion="detrended"))[-1] == 3 * t
 
 
 @pytest.mark.parametrize(("criterion", "t"), CRITERIA)
@@ -158,11 +161,11 @@ def test_constant_points_are_no_noise(criterion, t):
 def test_steps_that_were_averaged_are_counted_and_the_count_survives_a_checkpoint(tolerance, averaged):
     """20 steps through a window of 4: from the fourth on all of them with no tolerance, none with a huge one."""
     w = torch.nn.Parameter(torch.ones(3))
-    optimizer = Anderson(torch.optim.SGD([w], lr=0.1), warmup=100, average_window=4, average_tolerance=tolerance)
+    optimizer = Anderson(torch.optim.SGD([w], lr=0.1), warmup=100, average=MovingAverage(4, tolerance=tolerance))
     for _ in range(20):
         w.grad = w.detach().clone()
         optimizer.step()
     assert optimizer.stats.as_dict()["averaged"] == averaged
-    other = Anderson(torch.optim.SGD([w], lr=0.1), warmup=100, average_window=4, average_tolerance=tolerance)
+    other = Anderson(torch.optim.SGD([w], lr=0.1), warmup=100, average=MovingAverage(4, tolerance=tolerance))
     other.load_state_dict(optimizer.state_dict())
     assert other.stats.as_dict()["averaged"] == averaged

@@ -4,6 +4,7 @@ import math
 import re
 from itertools import cycle
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -21,25 +22,36 @@ from training import (
     weights,
 )
 
-from torch_anderson import Anderson
+from torch_anderson import Anderson, MovingAverage
 
 NAN = float("nan")
 WRONG_OPTIONS = [
-    *((name, value) for name in ("history_size", "period", "store_period") for value in (0, -1, 1.0, True, "3", None)),
-    *((name, value) for name in ("warmup", "average_window") for value in (-1, 0.5, False, None)),
+    *(
+        (name, value)
+        for name in ("history_size", "period", "store_period", "residual_steps")
+        for value in (0, -1, 1.0, True, "3", None)
+    ),
+    *(("warmup", value) for value in (-1, 0.5, False, None)),
     *(("relaxation", value) for value in (0, -0.5, 1.5, NAN, "1", None, True)),
-    *(("average_tolerance", value) for value in (-1e-3, NAN, None)),
-    *(("regularization", value) for value in (-1e-9, NAN, math.inf, "small", None, True)),
+    *(("regularization", value) for value in (-1e-9, NAN, math.inf, "small", True)),
     *(("max_jump", value) for value in (0, -1.0, NAN, None)),
-    *((name, "other") for name in ("mixing", "residual", "average_criterion", "solver", "safeguard", "on_accept")),
-    *((name, None) for name in ("mixing", "residual", "average_criterion", "solver", "on_accept")),
-    ("mixing", ["paper"]),
+    *(
+        (name, value)
+        for name in ("safeguard", "average", "storage", "process_group")
+        for value in ("other", ["descent"])
+    ),
+]
+WRONG_AVERAGES = [
+    *(("window", {"window": value}) for value in (0, -1, 1.5, True, None)),
+    *(("tolerance", {"window": 3, "tolerance": value}) for value in (-1e-3, NAN, None)),
+    *(("criterion", {"window": 3, "criterion": value}) for value in ("other", None)),
+    ("window", {"window": 3, "criterion": "detrended"}),
 ]
 WRONG_TOGETHER = [
-    ("safeguard", {"residual": "cycle", "safeguard": "residual"}),
-    ("store_period", {"residual": "cycle", "store_period": 2}),
-    ("average_window", {"residual": "cycle", "average_window": 11}),
-    ("average_window", {"average_criterion": "detrended", "average_window": 3}),
+    ("safeguard", {"residual_steps": 10, "safeguard": "residual"}),
+    ("store_period", {"residual_steps": 10, "store_period": 2}),
+    ("residual_steps", {"residual_steps": 4, "period": 10}),
+    ("average", {"residual_steps": 10, "average": MovingAverage(3)}),
 ]
 
 
@@ -62,6 +74,19 @@ def test_options_that_exclude_each_other_are_refused(option, options):
     base = SGD(make_model().parameters(), lr=0.1)
     with pytest.raises(ValueError, match=refusal(option, options[option])):
         Anderson(base, **options)
+
+
+@pytest.mark.parametrize("option, arguments", WRONG_AVERAGES, ids=str)
+def test_a_wrong_setting_of_the_average_is_named_with_its_value_and_what_is_allowed(option, arguments):
+    with pytest.raises(ValueError, match=refusal(option, arguments[option])):
+        MovingAverage(**arguments)
+
+
+def test_numbers_may_come_as_numpy_scalars_and_tensors():
+    options = {"history_size": np.int64(3), "period": torch.tensor(4), "relaxation": np.float32(0.5), "max_jump": 3}
+    plain = Anderson(SGD(make_model().parameters(), lr=0.1), history_size=3, period=4, relaxation=0.5, max_jump=3.0)
+    assert Anderson(SGD(make_model().parameters(), lr=0.1), **options).options == plain.options
+    assert MovingAverage(np.int32(3), tolerance=np.float64(0.2)) == MovingAverage(3, tolerance=0.2)
 
 
 @pytest.mark.parametrize("arguments", [(3,), (3, 5)])
@@ -90,11 +115,26 @@ def test_an_accelerated_base_is_refused():
 
 
 @pytest.mark.parametrize("kind", ["frozen", "opted out", "empty"])
-def test_a_base_without_parameters_to_accelerate_is_refused(kind):
+def test_a_base_without_parameters_to_accelerate_makes_plain_steps(kind):
     param = nn.Parameter(torch.ones(0 if kind == "empty" else 3), requires_grad=kind != "frozen")
     group = {"params": [param]} | ({"anderson": False} if kind == "opted out" else {})
-    with pytest.raises(ValueError, match="no parameters to accelerate"):
-        Anderson(SGD([group], lr=0.1))
+    optimizer = Anderson(SGD([group], lr=0.1), **EAGER)
+    for _ in range(12):
+        param.grad = torch.ones_like(param) if kind == "opted out" else None
+        optimizer.step()
+    optimizer.load_state_dict(optimizer.state_dict())
+    torch.testing.assert_close(param.detach(), torch.full_like(param, -0.2 if kind == "opted out" else 1.0))
+    assert counts(optimizer).keys() <= {"skipped_short_history"}
+
+
+def test_parameters_that_are_all_frozen_at_first_are_accelerated_once_they_train():
+    model = make_model().requires_grad_(False)
+    optimizer = Anderson(SGD(model.parameters(), lr=0.1), **EAGER)
+    for _ in range(5):
+        optimizer.step()
+    model.requires_grad_(True)
+    train(model, optimizer, 12)
+    assert optimizer.stats.as_dict()["accepted"] > 0
 
 
 def test_parameters_that_are_not_dense_are_refused():
@@ -117,14 +157,14 @@ def test_sparse_adam_is_refused():
         Anderson(torch.optim.SparseAdam(make_model().parameters()))
 
 
-@pytest.mark.parametrize("options", [{}, {"store_period": 5, "period": 10}, {"residual": "cycle"}], ids=str)
+@pytest.mark.parametrize("options", [{}, {"store_period": 5, "period": 10}, {"residual_steps": 10}], ids=str)
 @pytest.mark.parametrize("base", [SGD, torch.optim.Adagrad])
 def test_sparse_gradients_are_refused_before_anything_moves(base, options):
     table = nn.Embedding(5, 3, sparse=True)
     before = weights(table)
     optimizer = Anderson(base(table.parameters(), lr=0.1), **options)
     table(torch.tensor([1, 2])).sum().backward()
-    with pytest.raises(RuntimeError, match="sparse gradients"):
+    with pytest.raises(RuntimeError, match=r"[Ss]parse gradients"):
         optimizer.step()
     assert_same(weights(table), before)
 
@@ -147,14 +187,15 @@ def test_sparse_gradients_of_a_group_that_opted_out_are_welcome():
     "saved, named",
     [
         ({"history_size": 5}, "history_size"),
-        ({"average_window": 2}, "average_window"),
-        ({"residual": "cycle", "average_window": 3}, "average_window"),
+        ({"average": MovingAverage(2)}, "average"),
+        ({"average": None}, "average"),
+        ({"average": None, "residual_steps": 3}, "residual_steps"),
     ],
     ids=str,
 )
 def test_a_checkpoint_of_other_options_is_refused_and_nothing_changes(saved, named):
-    model, optimizer = make("momentum", average_window=3)
-    other, source = make("momentum", **{"average_window": 3, **saved})
+    model, optimizer = make("momentum", average=MovingAverage(3))
+    other, source = make("momentum", **{"average": MovingAverage(3), **saved})
     train(other, source, 7)
     assert_refused_without_damage(model, optimizer, source.state_dict(), named)
 
@@ -195,9 +236,8 @@ KINDS = [
     {"safeguard": "descent", "max_jump": 2.0},
     {"safeguard": "residual"},
     {"safeguard": "loss"},
-    {"average_window": 3},
-    {"residual": "cycle", "average_window": 2},
-    {"solver": "qr"},
+    {"average": MovingAverage(3)},
+    {"residual_steps": 3},
     {"period": 1, "history_size": 2},
 ]
 

@@ -16,19 +16,18 @@ from torch.distributed.checkpoint.state_dict import (
 from torch.optim import SGD, Adam, AdamW, lr_scheduler
 from training import BASES, EAGER, assert_counters_add_up, assert_same, counts, make, make_model, train, weights
 
-from torch_anderson import Anderson
+from torch_anderson import Anderson, MovingAverage
 
 OPTIONS = {
     "plain": {},
     "descent": {"safeguard": "descent", "max_jump": 2.0, "period": 5},
     "pending": {"safeguard": "residual"},
-    "cycle": {"residual": "cycle", "period": 4},
-    "cycle mean": {"residual": "cycle", "period": 4, "average_window": 3},
-    "average": {"average_window": 4, "average_tolerance": 0.0},
+    "long pairs": {"residual_steps": 4, "period": 4},
+    "two long pairs a period": {"residual_steps": 3, "period": 6},
+    "average": {"average": MovingAverage(4, tolerance=0.0)},
     "before the first store": {"store_period": 7, "period": 14},
-    "average and pending": {"average_window": 3, "safeguard": "residual", "period": 2},
-    "damped": {"relaxation": 0.5, "mixing": "anderson", "on_accept": "reset_momentum"},
-    "qr": {"solver": "qr", "warmup": 2},
+    "average and pending": {"average": MovingAverage(3), "safeguard": "residual", "period": 2},
+    "damped, warm-up": {"relaxation": 0.5, "warmup": 2},
 }
 SAVABLE = [base for base in BASES if base != "list_state"]
 """A base that keeps no dictionaries leaves our entries no place."""
@@ -77,7 +76,7 @@ def test_a_resumed_run_is_the_uninterrupted_one_bit_for_bit(base, options, stop)
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float64])
-@pytest.mark.parametrize("options", [OPTIONS["average"], OPTIONS["pending"], OPTIONS["cycle mean"]], ids=str)
+@pytest.mark.parametrize("options", [OPTIONS["average"], OPTIONS["pending"], OPTIONS["long pairs"]], ids=str)
 def test_a_resumed_run_is_the_uninterrupted_one_in_every_precision(dtype, options):
     def build():
         return make("adamw_foreach", dtype=dtype, **options)
@@ -107,7 +106,7 @@ def test_saving_changes_nothing(base):
         return model, optimizer
 
     for stop in (0, 1, 7):
-        assert_goes_on_as_without(lambda: make(base, average_window=2), look, stop=stop)
+        assert_goes_on_as_without(lambda: make(base, average=MovingAverage(2)), look, stop=stop)
 
 
 @pytest.mark.parametrize("wakes", [0, 4])
@@ -145,7 +144,7 @@ def test_history_is_saved_in_the_precision_it_is_kept_in(base):
     model, optimizer = make(base, dtype=torch.bfloat16) if base != "lbfgs" else make(base)
     train(model, optimizer, 7)
     for state in optimizer.state_dict()["state"].values():
-        assert state["anderson_map_diffs"].dtype in (torch.float32, torch.float64)
+        assert state["anderson_point_diffs"].dtype in (torch.float32, torch.float64)
 
 
 # --------------------------------------------------------------------- parameters that are not there yet
@@ -261,7 +260,7 @@ FORMS = {
 
 @pytest.mark.parametrize("form", FORMS)
 @pytest.mark.parametrize("base", ["sgd", "momentum", "adamw_foreach", "adamw_fused", "adagrad"])
-@pytest.mark.parametrize("options", [OPTIONS["pending"], OPTIONS["average"], OPTIONS["cycle mean"]], ids=str)
+@pytest.mark.parametrize("options", [OPTIONS["pending"], OPTIONS["average"], OPTIONS["long pairs"]], ids=str)
 def test_a_distributed_checkpoint_resumes_bit_for_bit(base, form, options):
     def build():
         return make(base, **options)

@@ -1,6 +1,5 @@
-"""History and small system against a plain list of pairs, after any sequence of stores, resets and partial fills."""
+"""History and Gram matrix against a plain list of pairs, after any sequence of stores, resets and partial fills."""
 
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -8,13 +7,17 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from torch import Tensor
 
-from torch_anderson.history import PRODUCT_CHUNK, SHORT, History
-from torch_anderson.least_squares import System
+from torch_anderson import Storage
+from torch_anderson._anderson.gram import Gram
+from torch_anderson._anderson.history import CHUNK, SHORT, History
+from torch_anderson._tensors.blocks import Space
 
 N = 5
-CPU = torch.device("cpu")
+
+
+def space_of(n: int, dtype: torch.dtype = torch.float64) -> Space:
+    return Space([{"params": [torch.zeros(n, dtype=dtype, requires_grad=True)]}], None)
 
 
 @dataclass
@@ -37,70 +40,67 @@ class PairList:
         return np.array([(u - w) / lr if lr else 0 * w for w, u, lr in self.pairs]).reshape(-1, N)
 
     @property
-    def map_diffs(self) -> np.ndarray:
-        """Newest first."""
-        return np.diff(np.array([u for _, u, _ in self.pairs]).reshape(-1, N), axis=0)[::-1]
+    def point_diffs(self) -> np.ndarray:
+        """Previous minus present, newest first."""
+        return -np.diff(np.array([u for _, u, _ in self.pairs]).reshape(-1, N), axis=0)[::-1]
 
     @property
     def residual_diffs(self) -> np.ndarray:
-        """Newest first."""
-        return np.diff(self.residuals, axis=0)[::-1]
+        """Previous minus present, newest first."""
+        return -np.diff(self.residuals, axis=0)[::-1]
 
 
 class Recorder:
-    """A history, its system and the plain list, driven together; pairs are random numbers."""
+    """A history, its Gram matrix and the plain list, driven together; pairs are random numbers."""
 
-    def __init__(self, size: int, dtype: torch.dtype = torch.float64, n: int = N) -> None:
-        self.history = History(size, n, device=CPU, dtype=dtype)
-        self.system = System()
+    def __init__(self, size: int, storage: Storage | None = None) -> None:
+        self.space = space_of(N)
+        self.history = History(self.space, size, storage or Storage())
+        self.gram = Gram(size)
         self.plain = PairList(size)
-        self.unread = 0
         self.generator = torch.Generator().manual_seed(0)
 
     def store(self, lr: float = 1.0) -> None:
-        w, step = torch.randn(2, self.history.n, dtype=torch.float64, generator=self.generator).to(
-            self.history.last_map.dtype
-        )
+        w, step = torch.randn(2, N, dtype=torch.float64, generator=self.generator)
         u = w + lr * step
-        self.history.store(w, lambda a, b: u[a:b], lr)
-        self.plain.store(w.double().numpy(), u.double().numpy(), lr)
-        self.unread += 1
+        self.plain.store(w.numpy().copy(), u.numpy().copy(), lr)
+        free = self.history.store([w], [u], lr)
+        assert free[0] is not self.history.last_point[0]
 
     def reset(self) -> None:
-        self.history.reset()
-        self.system = System()
+        self.history.clear()
+        self.gram = Gram(self.history.size)
         self.plain = PairList(self.history.size)
-        self.unread = 0
-
-    def read(self) -> None:
-        """Take the products of rows stored since the last time into the system, as an acceleration does."""
-        if len(self.plain.pairs) > 1:
-            slots = self.history.newest_first
-            products, residual_sq = self.history.products(slots[: self.unread])
-            self.system.update(slots, products.tolist())
-            self.unread = 0
-            assert residual_sq.item() == pytest.approx(float(np.sum(self.plain.residuals[-1] ** 2)), rel=1e-12)
 
     def check(self) -> None:
         history, plain = self.history, self.plain
+        [rows] = history.rows
         slots = history.newest_first
         assert len(slots) == len(set(slots)) == max(len(plain.pairs) - 1, 0)
-        assert history.learning_rates == plain.rates
+        assert history.rates == plain.rates
         tolerance = {"rtol": 1e-12, "atol": 1e-12}
-        np.testing.assert_allclose(history.map_diffs[slots], plain.map_diffs, **tolerance)
-        np.testing.assert_allclose(history.residual_diffs[slots], plain.residual_diffs, **tolerance)
+        np.testing.assert_allclose(rows.point_diffs[slots], plain.point_diffs, **tolerance)
+        np.testing.assert_allclose(rows.residual_diffs[slots], plain.residual_diffs, **tolerance)
         empty = [slot for slot in range(history.size) if slot not in slots]
-        assert not history.map_diffs[empty].any() and not history.residual_diffs[empty].any()
+        assert not rows.point_diffs[empty].any() and not rows.residual_diffs[empty].any()
         if plain.pairs:
-            np.testing.assert_allclose(history.last_map, plain.pairs[-1][1], **tolerance)
-            np.testing.assert_allclose(history.last_residual, plain.residuals[-1], **tolerance)
+            np.testing.assert_allclose(history.last_point[0], plain.pairs[-1][1], **tolerance)
+            np.testing.assert_allclose(rows.last_residual, plain.residuals[-1], **tolerance)
 
-    def check_system(self) -> None:
-        R = self.plain.residual_diffs
-        gram, rhs = self.system.gram, self.system.rhs
+    def check_gram(self) -> None:
+        """Take in what was stored since the last time, as an acceleration does, and compare all products."""
+        if len(self.plain.pairs) < 2:
+            return
+        problem = self.gram.update(self.history, self.space.ranks, 0.0)
+        R, r, M = self.plain.residual_diffs, self.plain.residuals[-1], self.plain.point_diffs
         tolerance = {"rtol": 1e-11, "atol": 1e-11}
-        np.testing.assert_allclose(lower_triangle(gram), np.tril(R @ R.T), **tolerance)
-        np.testing.assert_allclose(rhs, R @ self.plain.residuals[-1] if len(R) else [], **tolerance)
+        np.testing.assert_allclose(lower_triangle(problem.gram), np.tril(R @ R.T), **tolerance)
+        size, slots = self.history.size, self.history.newest_first
+        rows = [*slots, size, *(size + 1 + slot for slot in slots)]
+        Z = np.vstack([R, r[None], M])
+        np.testing.assert_allclose(np.array(problem.matrix)[np.ix_(rows, rows)], Z @ Z.T, **tolerance)
+        assert problem.path == pytest.approx(np.linalg.norm(M, axis=1).sum(), rel=1e-12)
+        assert problem.residual_norm == pytest.approx(self.plain.rates[-1] * np.linalg.norm(r), rel=1e-12)
 
 
 def lower_triangle(rows: list[list[float]]) -> np.ndarray:
@@ -119,8 +119,7 @@ def drive(recorder: Recorder, steps: list) -> None:
         if step == "reset":
             recorder.reset()
         elif step == "read":
-            recorder.read()
-            recorder.check_system()
+            recorder.check_gram()
         else:
             recorder.store(step)
         recorder.check()
@@ -131,78 +130,62 @@ def drive(recorder: Recorder, steps: list) -> None:
 def test_rows_products_and_order_are_those_of_a_list_of_pairs(size, steps):
     recorder = Recorder(size)
     drive(recorder, steps)
-    recorder.read()
-    recorder.check_system()
+    recorder.check_gram()
 
 
 @pytest.mark.parametrize("size", [1, 2, 3, 7])
 @pytest.mark.parametrize("between", range(1, 12))
-def test_system_is_right_however_many_pairs_come_between_two_readings(size, between):
+def test_gram_matrix_is_right_however_many_pairs_come_between_two_readings(size, between):
     recorder = Recorder(size)
     for _ in range(5):
         for _ in range(between):
             recorder.store()
-        recorder.read()
-        recorder.check_system()
+        recorder.check_gram()
 
 
-def test_right_hand_side_does_not_drift_over_many_updates():
-    recorder = Recorder(10)
-    for _ in range(2000):
-        recorder.store()
-        recorder.read()
-    recorder.check_system()
-
-
-@pytest.mark.parametrize("n", [SHORT, SHORT + 1, PRODUCT_CHUNK, 6 * PRODUCT_CHUNK + 17])
+@pytest.mark.parametrize("n", [SHORT, SHORT + 1, CHUNK, CHUNK + 17, 5 * CHUNK + 3])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-def test_products_of_long_vectors_are_exact(dtype, n):
-    # Up to 6 chunks and a rest. Products are formed in float64 whatever the rows are kept in.
-    history = History(3, n, device=CPU, dtype=dtype)
+@pytest.mark.parametrize("exact", [True, False])
+def test_products_of_long_vectors_are_exact_or_good_to_single_precision(exact, dtype, n):
+    space = space_of(n, dtype)
+    history = History(space, 3, Storage())
     generator = torch.Generator().manual_seed(0)
     for _ in range(6):
         w, r = torch.randn(2, n, dtype=dtype, generator=generator)
-        u = w + r + 0.5
-        history.store(w, lambda a, b, u=u: u[a:b])
-    rows = torch.cat([history.residual_diffs, history.last_residual[None]]).double().numpy()
-    for slots in (history.newest_first, history.newest_first[:1]):
-        products, residual_sq = history.products(slots)
-        expected = rows @ rows[slots].T
-        np.testing.assert_allclose(products, expected, rtol=1e-12, atol=1e-12 * np.abs(expected).max())
-        np.testing.assert_allclose(residual_sq, rows[-1] @ rows[-1], rtol=1e-12)
+        history.store([w], [w + r + 0.5], 1.0)
+    [rows] = history.rows
+    Z = torch.cat([rows.residual_diffs, rows.last_residual[None], rows.point_diffs]).double().numpy()
+    for fresh in (3, 1):
+        history.fresh = fresh
+        wanted, products = history.new_products(exact)
+        expected = Z @ Z[wanted].T
+        tolerance = 1e-12 if exact or history.exact else 1e-6
+        np.testing.assert_allclose(products, expected, rtol=0, atol=tolerance * np.abs(expected).max())
 
 
 def test_differences_are_formed_before_the_products():
     # Residuals of length 1e6 that differ by 1: a Gram matrix of raw residuals, differenced, would be off by 1e-4.
-    history = History(4, N, device=CPU, dtype=torch.float64)
+    space = space_of(N)
+    history = History(space, 4, Storage())
     generator = torch.Generator().manual_seed(0)
     offset = 1e6 * torch.randn(N, dtype=torch.float64, generator=generator)
     residuals = [offset + torch.randn(N, dtype=torch.float64, generator=generator) for _ in range(5)]
-    zero = torch.zeros(N, dtype=torch.float64)
     for r in residuals:
-        history.store(zero, lambda a, b, r=r: r[a:b])
+        history.store([torch.zeros(N, dtype=torch.float64)], [r.clone()], 1.0)
     R = torch.stack(residuals).diff(dim=0).flip(0)
-    products, _ = history.products(history.newest_first)
-    gram = products[history.newest_first]
-    torch.testing.assert_close(gram, R @ R.T, rtol=1e-13, atol=1e-13)
+    problem = Gram(4).update(history, space.ranks, 0.0)
+    np.testing.assert_allclose(lower_triangle(problem.gram), np.tril(R @ R.T), rtol=1e-13, atol=1e-13)
 
 
-def test_batched_histories_are_independent_histories():
-    batch, size = 4, 3
-    generator = torch.Generator().manual_seed(0)
-    together = History(size, N, device=CPU, dtype=torch.float64, batch=(batch,))
-    alone = [History(size, N, device=CPU, dtype=torch.float64) for _ in range(batch)]
-    for _ in range(6):
-        w, u = torch.randn(2, batch, N, dtype=torch.float64, generator=generator)
-        together.store(w, lambda a, b, u=u: u[..., a:b])
-        for i, history in enumerate(alone):
-            history.store(w[i], lambda a, b, u=u[i]: u[a:b])
-        assert_same(together.map_diffs, [history.map_diffs for history in alone])
-        assert_same(together.residual_diffs, [history.residual_diffs for history in alone])
-        products, residual_sq = zip(*(history.products(range(size)) for history in alone), strict=True)
-        assert_same(together.products(range(size))[0], products)
-        assert_same(together.products(range(size))[1], residual_sq)
-
-
-def assert_same(together: Tensor, alone: Sequence[Tensor]) -> None:
-    torch.testing.assert_close(together, torch.stack(alone), rtol=1e-13, atol=1e-13)
+@pytest.mark.parametrize("storage", [Storage(), Storage(device="cpu"), Storage(dtype=torch.bfloat16)], ids=str)
+def test_candidate_is_the_last_point_less_the_weighted_rows(storage):
+    recorder = Recorder(3, storage)
+    for _ in range(5):
+        recorder.store()
+    [rows] = recorder.history.rows
+    Z = torch.cat([rows.residual_diffs.double(), rows.last_residual[None], rows.point_diffs.double()])
+    for weights in ([0.0] * 4 + [1.0, -2.0, 0.5], [0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7]):
+        target = torch.full((N,), torch.nan, dtype=torch.float64)
+        recorder.history.subtract(weights, [target])
+        expected = recorder.history.last_point[0] - Z.T @ torch.tensor(weights, dtype=torch.float64)
+        torch.testing.assert_close(target, expected, rtol=1e-12, atol=1e-12)

@@ -17,13 +17,13 @@ from training import (
     weights,
 )
 
-from torch_anderson import Anderson
+from torch_anderson import Anderson, MovingAverage
 
 KINDS = [
     {},
     {"safeguard": "residual"},
-    {"average_window": 3, "average_tolerance": 0.0},
-    {"residual": "cycle", "average_window": 2},
+    {"average": MovingAverage(3, tolerance=0.0)},
+    {"residual_steps": 3},
     {"store_period": 2, "period": 4},
 ]
 every_kind = pytest.mark.parametrize("options", KINDS, ids=str)
@@ -112,7 +112,7 @@ def test_a_jump_taken_back_leaves_nothing_behind(base, saved_in_between):
     step(model, gates, optimizer, 4, 1.0, (0, 1, 2))
     step(*plain, 4, 1.0, (0, 1, 2))
     assert_same([*weights(model), *gates], [*weights(plain[0]), *plain[1]])
-    assert base == "list_state" or "anderson_map_diffs" in optimizer.state[gates[2]]  # a checkpoint has it
+    assert base == "list_state" or "anderson_point_diffs" in optimizer.state[gates[2]]  # a checkpoint has it
 
 
 @every_base
@@ -125,7 +125,7 @@ def test_a_group_added_in_mid_run_is_accelerated_too(base, options):
     train(nn.Sequential(model, late), optimizer, 40, start=8)
     assert optimizer.stats.as_dict()["attempted"] > 0
     assert optimizer.stats.as_dict()["restarts"] > 0
-    assert "anderson_map_diffs" in optimizer.state_dict()["state"].get(4, {}) or base == "list_state"
+    assert "anderson_point_diffs" in optimizer.state_dict()["state"].get(4, {}) or base == "list_state"
     assert_counters_add_up(optimizer)
 
 
@@ -202,7 +202,7 @@ def test_every_kind_of_parameter_keeps_its_form_and_gets_nearer_than_the_base_ta
     "base", [lambda p: SGD(p, lr=0.05, momentum=0.9), lambda p: Adam(p, lr=0.1)], ids=["sgd", "adam"]
 )
 def test_every_kind_of_parameter_resumes_bit_for_bit(kind, base):
-    options = {**EAGER, "safeguard": "residual", "average_window": 2}
+    options = {**EAGER, "safeguard": "residual", "average": MovingAverage(2)}
     expected, _ = quadratic_run(kind, base, options)
     params, optimizer = quadratic_run(kind, base, options, steps=7)
     again = [nn.Parameter(p.detach().clone()) for p in params]
@@ -261,7 +261,7 @@ def test_a_write_from_outside_cancels_a_pending_jump(write):
 
 
 def test_a_write_from_outside_empties_the_averaging_window():
-    model, optimizer = make("sgd", average_window=3, average_tolerance=0.0, period=100)
+    model, optimizer = make("sgd", average=MovingAverage(3, tolerance=0.0), period=100)
     train(model, optimizer, 5)
     other = make_model(1)
     model.load_state_dict(other.state_dict())
@@ -270,8 +270,8 @@ def test_a_write_from_outside_empties_the_averaging_window():
     assert_same(weights(model), weights(other))
 
 
-def test_a_write_from_outside_ends_a_cycle():
-    model, optimizer = make("sgd", residual="cycle", period=4)
+def test_a_write_from_outside_ends_a_pair_of_several_steps():
+    model, optimizer = make("sgd", residual_steps=4, period=4)
     train(model, optimizer, 10)
     other = make_model(1)
     model.load_state_dict(other.state_dict())

@@ -1,4 +1,4 @@
-"""What is read off the Gram matrix about noise, and what cycles make of it."""
+"""What is read off the Gram matrix about noise, and what pairs of several steps make of it."""
 
 import numpy as np
 import pytest
@@ -6,7 +6,7 @@ import torch
 from torch import optim
 
 from torch_anderson import Anderson
-from torch_anderson.noise import noise_share, smoothness
+from torch_anderson._anderson.gram import noise_share, smoothness
 
 N = 4000
 
@@ -48,22 +48,21 @@ def least_squares_error(noise: float, momentum: float, **options) -> float:
     return (x.detach().norm() / 10).item()
 
 
-@pytest.mark.parametrize("cycle", [{"period": 10}, {"period": 25, "average_window": 20}], ids=str)
+@pytest.mark.parametrize("period", [10, 25])
 @pytest.mark.parametrize("momentum", [0.0, 0.9])
 @pytest.mark.parametrize("noise", [0.0, 1e-3])
-def test_cycles_end_nearer_to_the_solution_than_the_base(noise, momentum, cycle):
+def test_long_pairs_end_nearer_to_the_solution_than_the_base(noise, momentum, period):
     base = least_squares_error(noise, momentum)
-    assert least_squares_error(noise, momentum, residual="cycle", **cycle) < base
+    assert least_squares_error(noise, momentum, residual_steps=period, period=period) < base
 
 
-def test_momentum_is_why_cycles_are_regularised_without_noise_too():
-    cycles = {"residual": "cycle", "period": 10}
-    adaptive = least_squares_error(0.0, 0.9, **cycles)
-    assert adaptive < 0.1 * least_squares_error(0.0, 0.9, **cycles, regularization=1e-12)
+def test_momentum_is_why_long_pairs_are_regularised_without_noise_too():
+    pairs = {"residual_steps": 10, "period": 10}
+    adaptive = least_squares_error(0.0, 0.9, **pairs)
+    assert adaptive < 0.1 * least_squares_error(0.0, 0.9, **pairs, regularization=1e-12)
 
 
-@pytest.mark.parametrize("window", [1, 20])
-def test_pure_noise_is_left_to_the_base(window):
+def test_pure_noise_is_left_to_the_base():
     # No signal at all: the best that a jump could do is to take back what the noise did.
     def end(wrap) -> torch.Tensor:
         randn = torch.Generator().manual_seed(0)
@@ -74,5 +73,5 @@ def test_pure_noise_is_left_to_the_base(window):
             optimizer.step()
         return x.detach()
 
-    cycles = {"residual": "cycle", "period": 25, "average_window": window}
-    assert torch.equal(end(lambda base: base), end(lambda base: Anderson(base, **cycles)))
+    pairs = {"residual_steps": 25, "period": 25}
+    assert torch.equal(end(lambda base: base), end(lambda base: Anderson(base, **pairs)))

@@ -1,6 +1,7 @@
 """The textbook twin against what does not come from it: GMRES, the secant method, trajectories by hand."""
 
 import math
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -9,6 +10,10 @@ from reference import TextbookAnderson
 from scipy.sparse.linalg import gmres
 
 UNGUARDED = {"safeguard": None, "max_jump": math.inf, "max_gain": math.inf}
+
+
+def moving_average(window, tolerance=0.1, criterion="paper"):
+    return SimpleNamespace(window=window, tolerance=tolerance, criterion=criterion)
 
 
 def iterate(fixed_point_map, start, steps, base=torch.optim.SGD, lr=1.0, **options):
@@ -106,7 +111,7 @@ def test_two_dimensions_one_column_by_hand():
 def test_old_pairs_are_read_at_the_present_learning_rate():
     w = torch.zeros(1, dtype=torch.float64, requires_grad=True)
     base = torch.optim.SGD([w], lr=0.5)
-    twin = TextbookAnderson(base, period=1, safeguard=None)
+    twin = TextbookAnderson(base, period=1, safeguard=None, max_jump=math.inf)
     for lr in (0.5, 0.125):  # both pairs lie on the line lr (2 - w), whose root is 2 at any lr
         base.param_groups[0]["lr"] = lr
         w.grad = w.detach() - 2
@@ -125,35 +130,97 @@ def test_history_is_reset_where_steps_are_not_proportional_to_the_learning_rate(
     assert len(twin.pairs) == 1
 
 
-def test_cycle_extrapolates_the_map_of_a_whole_period():
-    # Two steps are w -> w/4 + 3/2: anchors 0 and 3/2, residuals 3/2 and 3/8, whose secant meets 0 at 2.
-    w, twin = iterate(halfway_to_two, [0.0], steps=4, period=2, residual="cycle")
+def test_pairs_of_two_groups_are_read_at_a_common_schedule():
+    # Residuals lr (2 - w) in both groups: at any common factor the root is 2.
+    params = [torch.zeros(1, dtype=torch.float64, requires_grad=True) for _ in range(2)]
+    base = torch.optim.SGD([{"params": [p], "lr": lr} for p, lr in zip(params, (0.5, 0.5), strict=True)])
+    twin = TextbookAnderson(base, period=2, safeguard=None, max_jump=math.inf)
+    for factor in (1.0, 0.3):
+        for p, group in zip(params, base.param_groups, strict=True):
+            group["lr"] *= factor
+            p.grad = p.detach() - 2
+        twin.step()
+    assert [p.item() for p in params] == pytest.approx([2.0, 2.0])
+
+
+@pytest.mark.parametrize(
+    ("rates", "kept"),
+    [((0.1, 0.2), 2), ((0.03, 0.06), 2), ((0.1, 0.1), 1), ((0.1, 0.0), 1), ((0.1 * 0.7, 0.2 * 0.7), 2)],
+)
+def test_history_restarts_where_the_ratio_of_learning_rates_changes(rates, kept):
+    params = [torch.zeros(1, dtype=torch.float64, requires_grad=True) for _ in range(2)]
+    base = torch.optim.SGD([{"params": [p], "lr": lr} for p, lr in zip(params, (0.1, 0.2), strict=True)])
+    twin = TextbookAnderson(base, period=5, safeguard=None)
+    for present in ((0.1, 0.2), rates):
+        for p, group, lr in zip(params, base.param_groups, present, strict=True):
+            group["lr"] = lr
+            p.grad = p.detach() - 2
+        twin.step()
+    assert (len(twin.pairs), twin.restarts) == (kept, 2 - kept)
+
+
+def test_residual_safeguard_compares_norms_per_unit_of_the_largest_learning_rate():
+    # Rates 1 and 1/2; residuals (1, 1/2) and (1/2, 1/4) make the jump. At rates 2 and 1 a residual of length below
+    # 2 |(1/2, 1/4)| = 1.118 passes: here (1, 0.4), which is longer than (1/2, 1/4).
+    first, second = (torch.zeros(1, dtype=torch.float64, requires_grad=True) for _ in range(2))
+    base = torch.optim.SGD([{"params": [first], "lr": 1.0}, {"params": [second], "lr": 0.5}])
+    twin = TextbookAnderson(base, period=2, safeguard="residual")
+    for rate, gradients in ((1.0, (-1.0, -1.0)), (1.0, (-0.5, -0.5)), (2.0, (-0.5, -0.4))):
+        base.param_groups[0]["lr"], base.param_groups[1]["lr"] = rate, rate / 2
+        first.grad, second.grad = (torch.full_like(first, gradient) for gradient in gradients)
+        twin.step()
+    assert twin.last["cause"] == "accepted"
+    assert (first.item(), second.item()) == (pytest.approx(3.0), pytest.approx(1.4))
+
+
+def test_pair_of_two_steps_extrapolates_the_map_of_both():
+    # Two steps are w -> w/4 + 3/2: starts 0 and 3/2, residuals 3/2 and 3/8, whose secant meets 0 at 2.
+    w, twin = iterate(halfway_to_two, [0.0], steps=4, period=2, residual_steps=2)
+    assert [pair.w.item() for pair in twin.pairs] == [0.0, 1.5]
+    assert [pair.rate for pair in twin.pairs] == [2.0, 2.0]
+    assert w.item() == pytest.approx(2.0)
+
+
+def test_a_period_may_hold_several_pairs():
+    w, twin = iterate(halfway_to_two, [0.0], steps=4, period=4, residual_steps=2)
     assert [pair.w.item() for pair in twin.pairs] == [0.0, 1.5]
     assert w.item() == pytest.approx(2.0)
 
 
-def test_cycle_without_jump_goes_on_from_the_last_iterate():
-    # After 0, 1, 3/2 the mean of the last two iterates is 5/4; it is stored, but training stays at 3/2.
-    w, twin = iterate(halfway_to_two, [0.0], steps=2, period=2, residual="cycle", average_window=2)
-    assert w.item() == 1.5
-    assert twin.pairs[0].rn.item() * 2 == pytest.approx(1.25)  # the learning rates of the cycle sum to 2
+def test_pair_of_two_steps_begins_after_the_warmup():
+    _, twin = iterate(halfway_to_two, [0.0], steps=6, period=2, residual_steps=2, warmup=1)
+    assert [pair.w.item() for pair in twin.pairs] == pytest.approx([1.5, 1.875])
+
+
+def test_reset_drops_the_pair_under_way():
+    w = torch.zeros(1, dtype=torch.float64, requires_grad=True)
+    twin = TextbookAnderson(torch.optim.SGD([w], lr=1.0), period=4, residual_steps=2)
+    starts = []
+    for step in range(6):
+        w.grad = (w - halfway_to_two(w)).detach()
+        if step == 3:  # in the middle of the second pair
+            twin.reset()
+        if step == 4:
+            starts.append(w.item())
+        twin.step()
+    assert [pair.w.item() for pair in twin.pairs] == starts
 
 
 def test_average_is_fed_back_and_the_window_keeps_raw_points():
     # Steps of 1: raw 1, then raw 2 -> mean 1.5, then raw 2.5 -> mean of 2 and 2.5.
-    w, twin = iterate(lambda w: w + 1, [0.0], steps=3, average_window=2)
+    w, twin = iterate(lambda w: w + 1, [0.0], steps=3, average=moving_average(2))
     assert w.item() == 2.25
     assert torch.cat(twin.window).tolist() == [2.0, 2.5]
 
 
 def test_detrended_criterion_does_not_take_drift_for_noise():
-    w, _ = iterate(lambda w: w + 1, [0.0], steps=6, average_window=4, average_criterion="detrended")
+    w, _ = iterate(lambda w: w + 1, [0.0], steps=6, average=moving_average(4, criterion="detrended"))
     assert w.item() == 6.0
 
 
 def test_accepted_jump_restarts_the_window():
     # 1, then a jump from u = 3/2 to 2: the mean over [1, 2] would pull it back.
-    w, twin = iterate(halfway_to_two, [0.0], steps=2, period=2, average_window=2)
+    w, twin = iterate(halfway_to_two, [0.0], steps=2, period=2, average=moving_average(2))
     assert w.item() == pytest.approx(2.0)
     assert len(twin.window) == 1
 
@@ -230,18 +297,8 @@ def test_residual_safeguard_decides_one_step_later(next_residual, cause, end, bu
     assert base.state[w]["momentum_buffer"].item() == pytest.approx(buffer)
 
 
-def test_accepted_jump_clears_first_moments_on_request():
-    options = {"period": 1, "on_accept": "reset_momentum", **UNGUARDED}
-    _, twin = iterate(halfway_to_two, [0.0], steps=2, base=torch.optim.Adam, **options)
-    assert twin.last["cause"] == "accepted"
-    (state,) = twin.base.state.values()
-    assert state["exp_avg"].item() == 0.0
-    assert state["exp_avg_sq"].item() > 0.0
-    assert state["step"].item() == 2
-
-
 def test_step_that_moves_nothing_is_not_counted():
-    _, twin = iterate(lambda w: w, [1.0], steps=3, period=1, average_window=2)
+    _, twin = iterate(lambda w: w, [1.0], steps=3, period=1, average=moving_average(2))
     assert (twin.k, twin.pairs, twin.window) == (0, [], [])
 
 
@@ -255,10 +312,10 @@ def test_unmeasured_step_counts_where_there_is_a_gradient():
     assert twin.k == 1  # the first step is not stored, so nobody looks; the second is, and did nothing
 
 
-def test_cycles_of_a_base_that_is_not_proportional_are_compared_by_their_last_learning_rates():
+def test_pairs_of_a_base_that_is_not_proportional_are_compared_by_their_last_learning_rates():
     w = torch.zeros(1, dtype=torch.float64, requires_grad=True)
     base = torch.optim.Rprop([w], lr=0.5)
-    twin = TextbookAnderson(base, period=2, residual="cycle")
+    twin = TextbookAnderson(base, period=2, residual_steps=2)
     lengths = []
     for lr in (0.5, 0.25, 0.125, 0.25, 0.25, 0.125):
         base.param_groups[0]["lr"] = lr

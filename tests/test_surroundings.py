@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import nn
 
-from torch_anderson import Anderson, fixed_point
+from torch_anderson import Anderson, MovingAverage, fixed_point
 
 
 class SwappingSGD(torch.optim.Optimizer):
@@ -37,7 +37,7 @@ def run(optimizer: Anderson, steps: int) -> list[torch.Tensor]:
     return [p.detach().clone() for p in params]
 
 
-@pytest.mark.parametrize("options", [{}, {"residual": "cycle", "period": 5}, {"average_window": 4}], ids=str)
+@pytest.mark.parametrize("options", [{}, {"residual_steps": 5, "period": 5}, {"average": MovingAverage(4)}], ids=str)
 def test_a_base_that_swaps_the_parameters_memory_is_read_where_they_are(options: dict[str, Any]) -> None:
     swapped = run(Anderson(SwappingSGD(two_groups(), lr=0.5), **options), 40)
     in_place = run(Anderson(torch.optim.SGD(two_groups(), lr=0.5), **options), 40)
@@ -50,7 +50,7 @@ AT_ONCE = {"period": 5, "history_size": 5, "safeguard": None}
 
 
 @pytest.mark.parametrize("noise", [0.0, 0.3])  # without it, products are exact, which autocast leaves alone
-@pytest.mark.parametrize("options", [{"average_window": 4}, {"period": 2, "safeguard": None}, AT_ONCE], ids=str)
+@pytest.mark.parametrize("options", [{"average": MovingAverage(4)}, {"period": 2, "safeguard": None}, AT_ONCE], ids=str)
 def test_a_step_inside_autocast_keeps_full_precision(options: dict[str, Any], noise: float) -> None:
     def train(cast: bool) -> torch.Tensor:
         weights, generator = nn.Parameter(torch.linspace(-1, 1, 20_000)), torch.Generator().manual_seed(0)
@@ -77,10 +77,10 @@ def test_a_base_without_a_learning_rate_of_its_own_is_accelerated() -> None:
     optimizer = Anderson(base)
     run(optimizer, 5)
     for group in base.param_groups:
-        group["anderson_test_rate"] = group.pop("lr")
-    assert optimizer._accelerator.has_learning_rate()
-    base.param_groups[0]["lr"] = None
-    assert optimizer._accelerator.has_learning_rate()
+        group["lr"] = None
+    base.step = lambda closure=None: [p.data.mul_(0.9) for group in base.param_groups for p in group["params"]]
+    run(optimizer, 15)
+    assert optimizer.stats.as_dict()["history_len"] == 10
 
 
 def test_a_learning_rate_of_zero_for_one_group_does_not_poison_the_history() -> None:

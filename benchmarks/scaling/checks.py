@@ -75,19 +75,20 @@ def acceleration_checks(model: str, layout: str, ranks: int, setting: Setting) -
 def acceleration_on_paper(
     shapes: Shapes, layout: str, ranks: int, setting: Setting, rank: int = 0
 ) -> Mapping[str, int]:
-    """What ``Counting.as_dict`` would say of it."""
+    """The figures of ``Counting.as_dict``, by the model."""
     lies, sharing = LAYOUTS[layout], LAYOUTS[layout].sharing(ranks)
     gathers = int(lies.whole and sharing > 1)
     columns, kept = (
         costs.columns_multiplied(shapes, lies, ranks, rank),
         costs.numbers_kept(shapes, sharing, rank % sharing),
     )
+    products, candidate = costs.product_flops(columns, setting), costs.candidate_flops(kept, setting)
     return {
         "all-reduces": costs.collectives(lies, ranks) - gathers,
         "bytes given to the all-reduce": costs.summed_bytes(setting),
         "all-gathers": gathers,
         "bytes given to the all-gather": costs.message_bytes(shapes, lies, ranks, setting),
         "other collectives": 0,
-        "flops in float64": costs.product_flops(columns, setting) + costs.judging_flops(setting),
-        "flops in float32": costs.candidate_flops(kept, setting),
+        "flops in float64": 0,
+        "flops in float32": products + candidate,
     }

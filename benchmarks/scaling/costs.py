@@ -4,9 +4,9 @@
     N     ranks                                   f            rows stored since the last acceleration
     c     numbers a rank keeps a history of       s            numbers of them that it multiplies
 
-All of one type and in one parameter group: each further one adds products of its own to the message. More than 16,384
-numbers: residuals of fewer are kept in float64. Parameters are cut in rows of their first dimension, as torch.chunk
-does it; none is a scalar.
+Assumed: all parameters have one type; there are more than 16,384 numbers (the rows of fewer are kept in float64); no
+parameter is a scalar. Parameters are cut in rows of their first dimension, as torch.chunk does it. Columns of the
+history are not nearly collinear: if they are, an acceleration forms all its products again in float64, and sends them.
 """
 
 from collections.abc import Callable, Sequence
@@ -14,15 +14,15 @@ from dataclasses import dataclass
 from math import ceil, lcm, prod
 from typing import NamedTuple
 
-from torch_anderson.distributed import sharing_ranks
-
 Shapes = Sequence[tuple[int, ...]]
 DOUBLE = 8
-"""Bytes of a number in float64, in which products are formed and added up."""
+"""Bytes of a number in float64, in which products are added up."""
 ALIGNMENT = 16
 """Bytes at whose multiples the parameters begin in a packed message."""
 WORKSPACE_COLUMNS = {"cpu": 1 << 15, "cuda": 1 << 19}
-"""Most columns that are converted to float64 at once."""
+"""Most columns converted to float64 at once, where products are formed in it."""
+VECTORS = 4
+"""Kept besides the rows: both ends of the pair that is being measured, last point, last residual."""
 
 
 @dataclass(frozen=True)
@@ -51,8 +51,13 @@ class Setting:
 
     @property
     def rows(self) -> int:
-        """Of all that is multiplied: residual differences, the residual itself, map differences."""
+        """Number of rows that are multiplied: residual differences, the residual itself, point differences."""
         return 2 * self.history_size + 1
+
+    @property
+    def converted(self) -> bool:
+        """Whether rows are converted to be multiplied: bfloat16 is only stored."""
+        return self.row_itemsize != self.itemsize
 
     @property
     def products(self) -> int:
@@ -62,6 +67,20 @@ class Setting:
         123
         """
         return self.rows * (2 * self.fresh + 1)
+
+
+GROUP = 64
+"""About as many ranks share a history where there are many more: with fewer rows than ranks, parameters are padded."""
+
+
+def sharing_ranks(ranks: int) -> int:
+    """Number of ranks that share a history: the largest part of them from 32 to 64 that divides, else all.
+
+    >>> [sharing_ranks(ranks) for ranks in (4, 64, 96, 384, 1536, 97)]
+    [4, 64, 48, 64, 64, 97]
+    """
+    parts = [part for part in range(GROUP // 2, GROUP + 1) if ranks % part == 0]
+    return parts[-1] if parts and ranks > GROUP else ranks
 
 
 class Layout(NamedTuple):
@@ -105,22 +124,22 @@ def numbers_kept(shapes: Shapes, sharing: int, rank: int = 0) -> int:
 
 
 def bytes_a_number(setting: Setting) -> int:
-    """Two rows for each column of the history; iterate, last map, last residual; the window.
+    """Bytes kept for a number: two rows for each column of the history, the vectors, and the window of the average.
 
     >>> bytes_a_number(Setting(history_size=20)), bytes_a_number(Setting(history_size=5, row_itemsize=2))
-    (172, 32)
+    (176, 36)
     """
-    return 2 * setting.history_size * setting.row_itemsize + (3 + setting.average_window) * setting.itemsize
+    return 2 * setting.history_size * setting.row_itemsize + (VECTORS + setting.average_window) * setting.itemsize
 
 
 def kept_bytes(shapes: Shapes, layout: Layout, ranks: int, setting: Setting, rank: int = 0) -> int:
-    """Kept from step to step."""
+    """Bytes that a rank keeps from step to step."""
     sharing = layout.sharing(ranks)
     return numbers_kept(shapes, sharing, rank % sharing) * bytes_a_number(setting)
 
 
 def workspace_bytes(columns: int, setting: Setting, device: str = "cuda") -> int:
-    """For the time of an acceleration: a chunk of all rows in float64."""
+    """Bytes of a chunk of all rows in float64, during an acceleration whose columns are nearly collinear."""
     return min(columns, WORKSPACE_COLUMNS[device]) * setting.rows * DOUBLE
 
 
@@ -128,12 +147,12 @@ def workspace_bytes(columns: int, setting: Setting, device: str = "cuda") -> int
 
 
 def summed_bytes(setting: Setting) -> int:
-    """Of the one all-reduce: products, |r|^2, and the squares of the steps of the path.
+    """Bytes of the one all-reduce: products, and a flag.
 
     >>> summed_bytes(Setting(history_size=20, period=5, store_period=5))
-    1152
+    992
     """
-    return DOUBLE * (setting.products + 1 + setting.history_size)
+    return DOUBLE * (setting.products + 1)
 
 
 def message_bytes(shapes: Shapes, layout: Layout, ranks: int, setting: Setting) -> int:
@@ -150,12 +169,12 @@ def message_bytes(shapes: Shapes, layout: Layout, ranks: int, setting: Setting) 
 
 
 def buffer_bytes(shapes: Shapes, layout: Layout, ranks: int, setting: Setting) -> int:
-    """For the time of the all-gather: the own message and that of all who share."""
+    """Bytes of the rank's own message and of those of all ranks that share a history, during the all-gather."""
     return (1 + layout.sharing(ranks)) * message_bytes(shapes, layout, ranks, setting)
 
 
 def collectives(layout: Layout, ranks: int) -> int:
-    """For an accepted jump that is judged by products alone."""
+    """Number of collectives for an accepted jump that is judged by products alone."""
     return (ranks > 1) + (layout.whole and layout.sharing(ranks) > 1)
 
 
@@ -175,38 +194,36 @@ def columns_multiplied(shapes: Shapes, layout: Layout, ranks: int, rank: int = 0
 
 
 def product_flops(columns: int, setting: Setting) -> int:
-    """Of all products of an acceleration, in float64."""
+    """Flops of all products of an acceleration, in float32."""
     return 2 * columns * setting.products
 
 
-def judging_flops(setting: Setting) -> int:
-    """Of the products of a jump with itself and with r, from those of the rows, in float64; on each rank."""
-    return 2 * setting.rows**2
-
-
 def candidate_flops(kept: int, setting: Setting) -> int:
-    """Of the combination of the rows, at a learning rate that does not change."""
+    """Flops of the combination of the rows, at a learning rate that does not change, in float32."""
     return 2 * kept * setting.history_size
 
 
-STORING = 9
+STORING = 5
 """Operations on each number when a pair is stored."""
 
 
 def store_flops(kept: int, setting: Setting) -> int:
-    """Of all pairs between two accelerations."""
+    """Flops of all pairs between two accelerations."""
     return STORING * kept * setting.fresh
 
 
 def memory_traffic(shapes: Shapes, layout: Layout, ranks: int, setting: Setting) -> int:
     """Bytes that the fullest rank reads and writes for an acceleration and the pairs before it.
 
-    Products: rows are read, written in float64 and read again. Candidate: map differences are read, with the last map,
-    and written to the iterate. A pair: iterate, parameters, last map and last residual are read, the latter two and two
-    rows written. The write-back: all parameters are read and written.
+    Products: rows are read; where they are converted, they are also written in float32 and read again. Candidate:
+    point differences and the last point are read, and one vector is written. A pair: the weights are copied before and
+    after it (4 vectors read or written), their difference is taken (3), and with it the difference of points (2), that
+    of residuals (2) and the last residual (2) are formed; two rows are written. The write-back: all parameters are read
+    and written.
     """
     item, row, kept = setting.itemsize, setting.row_itemsize, numbers_kept(shapes, layout.sharing(ranks))
-    products = columns_multiplied(shapes, layout, ranks, ranks - 1) * setting.rows * (row + 2 * DOUBLE)
-    candidate = kept * (setting.history_size * row + 3 * item)
-    pairs = setting.fresh * kept * (6 * item + 2 * row)
+    multiplied = columns_multiplied(shapes, layout, ranks, ranks - 1) * setting.rows
+    products = multiplied * (row + 2 * item * setting.converted)
+    candidate = kept * (setting.history_size * row + 2 * item)
+    pairs = setting.fresh * kept * (13 * item + 2 * row)
     return products + candidate + pairs + 2 * buffer_bytes(shapes, layout, ranks, setting)

@@ -1,4 +1,4 @@
-"""What is really sent and multiplied, as torch's dispatcher sees it."""
+"""Counts what is kept, sent and multiplied, as torch's dispatcher sees it."""
 
 from collections import Counter
 from math import prod
@@ -9,8 +9,26 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 COLLECTIVES = ("c10d", "_c10d_functional")
-MATRIX_PRODUCTS = {"aten::mm": 2, "aten::mv": 1}
-"""Operation -> dimensions of its second argument."""
+MATRIX_PRODUCTS = {"aten::mm": 0, "aten::mv": 0, "aten::addmv": 1}
+"""Operation -> position of the two factors among its arguments."""
+NEW = ("aten::zeros", "aten::empty")
+"""Operations that make a tensor from nothing."""
+
+
+class Allocating(TorchDispatchMode):
+    """Adds up the bytes of new tensors on one type of device."""
+
+    def __init__(self, device: str) -> None:
+        super().__init__()
+        self.device = device
+        self.bytes = 0
+
+    def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        """Add up what the operation makes."""
+        made = function(*args, **(kwargs or {}))
+        if function._schema.name in NEW and made.device.type == self.device:
+            self.bytes += made.nbytes
+        return made
 
 
 class Counting(TorchDispatchMode):
@@ -23,19 +41,20 @@ class Counting(TorchDispatchMode):
         self.flops: Counter[torch.dtype] = Counter()
 
     def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        """Look, and go on."""
+        """Count the operation."""
         name = function._schema.name
         if function.namespace in COLLECTIVES:
             kind = "gather" if "gather" in name else "sum" if "reduce" in name else name
             self.collectives[kind] += 1
             self.sent[kind] += _given(kind, args)
         elif name in MATRIX_PRODUCTS:
-            left, right = args[:2]
+            first = MATRIX_PRODUCTS[name]
+            left, right = args[first : first + 2]
             self.flops[left.dtype] += 2 * prod(left.shape) * prod(right.shape[1:])
         return function(*args, **(kwargs or {}))
 
     def as_dict(self) -> dict[str, int]:
-        """All of it by name."""
+        """All counts by name."""
         return {
             "all-reduces": self.collectives["sum"],
             "bytes given to the all-reduce": self.sent["sum"],
@@ -48,7 +67,7 @@ class Counting(TorchDispatchMode):
 
 
 def _given(kind: str, args: Any) -> int:
-    """Bytes of the tensors that a rank gives: of a gather, all that is filled comes first."""
+    """Bytes of the tensors that a rank gives; the first argument of a gather is what it fills."""
     given = args[1] if kind == "gather" else args[0]
     tensors = [given] if isinstance(given, Tensor) else given
     return sum(tensor.nbytes for tensor in tensors)

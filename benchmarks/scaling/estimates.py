@@ -1,6 +1,6 @@
-"""Times, for machines that are assumed: bytes and flops divided by rates, and hops times a latency.
+"""Times on assumed machines: bytes and flops divided by rates, and hops times a latency.
 
-Launches of kernels and Python are left out, and nothing overlaps: of work on the device this is the least it can take.
+Launches of kernels and Python are left out, and nothing overlaps: the times of work on the device are lower bounds.
 """
 
 from dataclasses import dataclass
@@ -26,12 +26,12 @@ class Machine:
     """Bytes a second to and from the device's memory."""
     training: float
     """Flops a second that training reaches."""
-    double: float
-    """The same in float64, for products."""
+    single: float
+    """Flops a second of products in float32."""
 
 
 MACHINES = {
-    "older": Machine("V100, 6 of them with 25 GB/s together", 4e9, 5e-6, 8e11, 8e12, 3.5e12),
+    "older": Machine("V100, 6 of them with 25 GB/s together", 4e9, 5e-6, 8e11, 8e12, 7e12),
     "newer": Machine("H100, each with 50 GB/s", 50e9, 5e-6, 2.5e12, 4e14, 3e13),
 }
 
@@ -65,11 +65,11 @@ class Times:
 
 
 def acceleration(shapes: Shapes, layout: Layout, ranks: int, setting: Setting, machine: Machine) -> Times:
-    """Of an accepted jump that is judged by products alone."""
+    """Times of an accepted jump that is judged by products alone."""
     columns = costs.columns_multiplied(shapes, layout, ranks, ranks - 1 if layout.sharing(ranks) == 1 else 0)
     traffic = costs.memory_traffic(shapes, layout, ranks, setting)
     return Times(
-        work=traffic / machine.memory + costs.product_flops(columns, setting) / machine.double,
+        work=traffic / machine.memory + costs.product_flops(columns, setting) / machine.single,
         sum=all_reduce(costs.summed_bytes(setting), ranks, machine),
         gather=all_gather(costs.message_bytes(shapes, layout, ranks, setting), layout.sharing(ranks), machine),
     )

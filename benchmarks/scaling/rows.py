@@ -46,7 +46,7 @@ def row(name: str, model: Model, setting: Setting, layout: str, ranks: int) -> d
 
 
 def _together(model: Model, setting: Setting, layout: str, ranks: int) -> dict[str, str | int]:
-    """Of an acceleration; a single process judges a jump by the jump itself, and multiplies less."""
+    """Costs of an acceleration on several ranks."""
     shapes, lies = model.shapes, LAYOUTS[layout]
     sharing = lies.sharing(ranks)
     columns = costs.columns_multiplied(shapes, lies, ranks, ranks - 1 if sharing == 1 else 0)

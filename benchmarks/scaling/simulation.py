@@ -1,4 +1,4 @@
-"""The library on one rank of a world that is only pretended."""
+"""Runs the library on one rank of a simulated world."""
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -12,15 +12,15 @@ from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
-from torch_anderson import Anderson, Storage
+from torch_anderson import Anderson, MovingAverage, Storage
 
 from .costs import Setting
-from .counting import Counting
+from .counting import Allocating, Counting
 
 
 @contextmanager
 def world(ranks: int, rank: int = 0) -> Iterator[None]:
-    """A process group whose other ranks say what this one says."""
+    """A process group whose other ranks send what this one sends."""
     if ranks == 1:
         yield
         return
@@ -41,42 +41,49 @@ class Parameters(nn.Module):
 
 
 def build(shapes: Sequence[tuple[int, ...]], layout: str, setting: Setting, device: str = "meta") -> Anderson:
-    """An optimizer of parameters in a layout, in the present world; any finite jump is accepted."""
+    """An optimizer of parameters in a layout, in the present world, that accepts any finite jump."""
     model, group = Parameters(shapes, device), dist.group.WORLD if dist.is_initialized() else None
     if layout == "fsdp2" and group:
         fully_shard(model, mesh=init_device_mesh("cpu", (dist.get_world_size(),)))
     storage = Storage(
         dtype=torch.bfloat16 if setting.row_itemsize == 2 else None,
         shard=layout.startswith("ddp-sharded"),
-        process_group=group if layout == "ddp-sharded-by-all" else None,
     )
     return Anderson(
         torch.optim.SGD(model.parameters(), lr=1e-3, momentum=0.9, nesterov=True),
         history_size=setting.history_size,
         period=setting.period,
         store_period=setting.store_period,
-        average_window=setting.average_window,
+        average=MovingAverage(setting.average_window) if setting.average_window else None,
         safeguard=None,
         max_jump=float("inf"),
         storage=storage,
+        process_group=group if layout == "ddp-sharded-by-all" else None,
     )
 
 
 def kept_bytes(optimizer: Anderson) -> int:
-    """What the library keeps on this rank, built but not trained."""
-    optimizer._accelerator.ensure_blocks()
-    return optimizer.stats.history_bytes
+    """Bytes that the library allocates on this rank before training: at a step with a learning rate of 0."""
+    rates = [group["lr"] for group in optimizer.param_groups]
+    device = optimizer.param_groups[0]["params"][0].device.type
+    with Allocating(device) as allocating:
+        for group in optimizer.param_groups:
+            group["lr"] = 0.0
+        optimizer.step()
+    for group, rate in zip(optimizer.param_groups, rates, strict=True):
+        group["lr"] = rate
+    return allocating.bytes
 
 
 def told_bytes(optimizer: Anderson) -> int:
-    """What this rank tells all others at its first step, where all compare options and parameters."""
+    """Bytes that this rank sends to all others at its first step, where all compare options and parameters."""
     with Counting() as counting:
         _random_step(optimizer)
     return counting.sent["gather"]
 
 
 def counted_acceleration(optimizer: Anderson, accelerations: int = 3) -> Counting:
-    """What the last of several accelerations sends and multiplies, with random gradients."""
+    """Count what the last of several accelerations sends and multiplies, with random gradients."""
     period = optimizer.options.period
     for _ in range(accelerations * period - 1):
         _random_step(optimizer)

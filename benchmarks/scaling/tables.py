@@ -102,15 +102,15 @@ def machines(given: Sequence[Machine]) -> str:
             in_seconds(machine.latency),
             scaled(machine.memory, "B/s"),
             scaled(machine.training, "flop/s"),
-            scaled(machine.double, "flop/s"),
+            scaled(machine.single, "flop/s"),
         ]
         for machine in given
     ]
-    return table(rows, ["a rank", "sends", "latency", "memory", "training", "float64"])
+    return table(rows, ["a rank", "sends", "latency", "memory", "training", "float32"])
 
 
 def times(name: str, machine: Machine, setting: Setting = FULL) -> str:
-    """An acceleration beside what training itself takes."""
+    """Times of an acceleration, and their shares of what training takes."""
     model = MODELS[name]
     rows = [_times_row(model, LAYOUTS[layout], ranks, machine, setting) for ranks in RANKS[1:] for layout in SHOWN]
     columns = [

@@ -7,7 +7,7 @@
 Stages, in order; `--only` makes one of them:
 
     calibrate   what a forward pass costs, in gradients; measured once, then kept with the results
-    tune        each method at the same learning rates, on seeds of its own
+    tune        each method at the same learning rates, on seeds that are not reported
     run         each method at its best rate, for as long as it needs to take the base's time
     table       tables and a performance profile from what is there
 """

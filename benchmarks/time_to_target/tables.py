@@ -27,7 +27,7 @@ metric that the base ever had on that seed, as a share of what the base had spen
 pass as below. The median is over all seeds, those that never got there included (as infinite), and behind it stands on
 how many they did. *Time to target*: the same in processor seconds. Rank: by the metric at the end; (=): the 95 %
 interval of the ratio to the first includes 1. *End*: the metric itself, geometric mean. `!`: the best rate is at the
-edge of those tried. Training loss: of the first batch, at the weights to be judged by. `-`: on one of the tasks at
+edge of those tried. Training loss: of the first batch, at the weights that are evaluated. `-`: on one of the tasks at
 least, most seeds did not get there. Methods that suit some tasks only are marked by the number of their problems."""
 
 PROFILE = """\

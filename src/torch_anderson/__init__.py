@@ -1,10 +1,27 @@
 """Anderson acceleration for PyTorch training."""
 
-from .discrepancy import Discrepancy
-from .fixed_point import Solution, fixed_point
-from .optimizer import Anderson
-from .stats import Acceleration, Stats
-from .storage import Storage
+from ._anderson.average import MovingAverage
+from ._anderson.door import Anderson
+from ._anderson.storage import Storage
+from ._fixed_point import Solution, fixed_point
+from ._gauss_newton.door import GaussNewton
+from ._gauss_newton.objective import Objective, Term
+from ._records import JumpRecord, Stats
 
-__version__ = "0.1.0"
-__all__ = ["Acceleration", "Anderson", "Discrepancy", "Solution", "Stats", "Storage", "fixed_point"]
+__version__ = "0.2.0.dev0"
+__all__ = [
+    "Anderson",
+    "GaussNewton",
+    "JumpRecord",
+    "MovingAverage",
+    "Objective",
+    "Solution",
+    "Stats",
+    "Storage",
+    "Term",
+    "fixed_point",
+]
+
+
+def __dir__() -> list[str]:
+    return [*__all__, "__version__"]

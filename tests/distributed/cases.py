@@ -7,7 +7,9 @@ change of the last digit into one of 1e-7 within 200 steps, in a single process:
 from typing import Any
 
 import torch
-from layouts import Case, Elementwise, Training, constant, staircase, wave
+from layouts import Case, Elementwise, Training, constant, diverging, staircase, wave
+
+from torch_anderson import MovingAverage
 
 SGD, MOMENTUM, ADAM = ("sgd", (0.3, 0.4)), ("momentum", (0.05, 0.07)), ("adam", (0.01, 0.02))
 TAME = {"max_jump": 20.0, "regularization": 1e-2}
@@ -16,7 +18,7 @@ ANY = {"safeguard": None, **TAME}
 
 
 def case(base, schedule, steps, *options: dict[str, Any]) -> Case:
-    """Of several sets of options."""
+    """A case with several sets of options."""
     return Case(*base, schedule, steps, {name: value for part in options for name, value in part.items()})
 
 
@@ -31,19 +33,17 @@ NETWORK = {
 
 MORE_NETWORK = {
     "loss, Adam": case(ADAM, constant, 44, {"period": 2, "history_size": 2}, TAME, {"safeguard": "loss"}),
-    "loss, usual mixing, momentum reset": case(
-        *(MOMENTUM, staircase, 48, {"period": 2, "mixing": "anderson", "relaxation": 0.6, "history_size": 3}),
-        *(TAME, {"safeguard": "loss", "on_accept": "reset_momentum"}),
+    "loss, a part of the way": case(
+        *(SGD, staircase, 48, {"period": 2, "relaxation": 0.6, "history_size": 3}, TAME, {"safeguard": "loss"})
     ),
-    "loss, cycles that end in a mean": case(
-        *(SGD, wave, 48, {"period": 2, "residual": "cycle", "average_window": 2, "history_size": 3}),
-        *(TAME, {"safeguard": "loss"}),
+    "loss, pairs of two steps": case(
+        *(SGD, wave, 48, {"period": 2, "residual_steps": 2, "history_size": 3}, TAME, {"safeguard": "loss"})
     ),
 }
 
 ELEMENTWISE = {
     "p = q = 1, averaged": case(
-        *(SGD, wave, 35, {"period": 1, "history_size": 3, "average_window": 3, "relaxation": 0.5}, ANY)
+        *(SGD, wave, 35, {"period": 1, "history_size": 3, "average": MovingAverage(3), "relaxation": 0.5}, ANY)
     ),
     "p = q = 5, Adam": case(
         *(("adam", (0.02, 0.03)), wave, 110, {"period": 5, "store_period": 5, "history_size": 2}, ANY)
@@ -52,32 +52,28 @@ ELEMENTWISE = {
         *(MOMENTUM, staircase, 115, {"period": 5, "store_period": 2, "history_size": 2, "relaxation": 0.5}, ANY)
     ),
     "p = 10, q = 1, momentum, descent": case(MOMENTUM, constant, 210, {"history_size": 4}, TAME),
-    "descent, short jumps": case(SGD, wave, 66, {"period": 3, "history_size": 3}, TAME, {"max_jump": 0.8}),
-    "cycles": case(SGD, wave, 66, {"period": 3, "residual": "cycle", "history_size": 3}, ANY),
-    "cycles that end in a mean, descent": case(
+    "descent, short jumps": case(SGD, wave, 66, {"period": 3, "history_size": 3}, TAME, {"max_jump": 1.0}),
+    "pairs of three steps": case(SGD, wave, 66, {"period": 3, "residual_steps": 3, "history_size": 3}, ANY),
+    "two pairs of two steps, descent": case(
         *(("sgd", (0.2, 0.3)), constant, 92),
-        *({"period": 4, "residual": "cycle", "average_window": 3, "history_size": 6}, {"max_jump": 20.0}),
+        *({"period": 4, "residual_steps": 2, "history_size": 6}, {"max_jump": 20.0}),
     ),
-    "average": case(SGD, staircase, 65, {"period": 3, "average_window": 2, "history_size": 2}, ANY),
+    "average": case(SGD, staircase, 65, {"period": 3, "average": MovingAverage(2), "history_size": 2}, ANY),
     "averages over momentum, descent": case(
-        *(MOMENTUM, constant, 75, {"period": 3, "average_window": 3, "average_tolerance": 0.5, "history_size": 2}, TAME)
+        *(MOMENTUM, constant, 75, {"period": 3, "average": MovingAverage(3, tolerance=0.5), "history_size": 2}, TAME)
     ),
     "detrended average": case(
-        *(SGD, constant, 85, {"period": 4, "average_window": 4, "history_size": 3}),
-        *({"average_criterion": "detrended", "average_tolerance": 0.02}, ANY),
+        *(SGD, constant, 85, {"period": 4, "history_size": 3}),
+        *({"average": MovingAverage(4, tolerance=0.02, criterion="detrended")}, ANY),
     ),
     "residual, averaged": case(
-        *(SGD, wave, 85, {"period": 3, "average_window": 2, "history_size": 3}, TAME, {"safeguard": "residual"})
+        *(SGD, wave, 85, {"period": 3, "average": MovingAverage(2), "history_size": 3}, TAME, {"safeguard": "residual"})
     ),
-    "usual mixing, qr": case(
-        *(SGD, wave, 65, {"period": 3, "history_size": 3, "mixing": "anderson", "relaxation": 0.6}),
-        *({"solver": "qr"}, ANY),
+    "half of the way, Adam": case(
+        *(ADAM, staircase, 69, {"period": 3, "history_size": 2, "relaxation": 0.5}, ANY, {"regularization": 0.1})
     ),
-    "usual mixing, Adam reset": case(
-        *(ADAM, staircase, 65, {"period": 3, "history_size": 3, "mixing": "anderson", "relaxation": 0.6}),
-        *({"on_accept": "reset_momentum"}, ANY),
-    ),
-    "descent, Adam, qr": case(ADAM, constant, 69, {"period": 3, "solver": "qr", "history_size": 2}, TAME),
+    "descent, Adam": case(ADAM, constant, 69, {"period": 3, "history_size": 2}, TAME),
+    "ratios that change": case(SGD, diverging, 66, {"period": 3, "history_size": 3}, ANY),
 }
 
 CASES = NETWORK | MORE_NETWORK | ELEMENTWISE

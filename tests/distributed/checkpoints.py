@@ -7,6 +7,7 @@ import torch.distributed.checkpoint as dcp
 from layouts import Training, full
 from torch import Tensor
 from torch.distributed.checkpoint.state_dict import (
+    StateDictOptions,
     get_model_state_dict,
     get_optimizer_state_dict,
     set_model_state_dict,
@@ -15,8 +16,7 @@ from torch.distributed.checkpoint.state_dict import (
 
 
 def entries(training: Training) -> dict[str, Tensor]:
-    """All of ours in the optimizer's state, in full."""
-    training.optimizer.state_dict()  # brings them up to date
+    """Our entries in the optimizer's state, in full."""
     return {
         f"{parameter}.{name}": full(value)
         for parameter, p in training.net.named_parameters()
@@ -25,19 +25,22 @@ def entries(training: Training) -> dict[str, Tensor]:
     }
 
 
-def state(training: Training) -> dict[str, Any]:
+NESTED, FLATTENED = StateDictOptions(), StateDictOptions(flatten_optimizer_state_dict=True)
+
+
+def state(training: Training, options: StateDictOptions = NESTED) -> dict[str, Any]:
     return {
         "model": get_model_state_dict(training.model),
-        "optimizer": get_optimizer_state_dict(training.model, training.optimizer),
+        "optimizer": get_optimizer_state_dict(training.model, training.optimizer, options=options),
     }
 
 
-def save(training: Training, folder: Path) -> None:
-    dcp.save(state(training), checkpoint_id=folder)
+def save(training: Training, folder: Path, options: StateDictOptions = NESTED) -> None:
+    dcp.save(state(training, options), checkpoint_id=folder)
 
 
-def load(training: Training, folder: Path) -> None:
-    found = state(training)
+def load(training: Training, folder: Path, options: StateDictOptions = NESTED) -> None:
+    found = state(training, options)
     dcp.load(found, checkpoint_id=folder)
     set_model_state_dict(training.model, found["model"])
-    set_optimizer_state_dict(training.model, training.optimizer, found["optimizer"])
+    set_optimizer_state_dict(training.model, training.optimizer, found["optimizer"], options=options)

@@ -21,7 +21,7 @@ from torch.distributed.tensor import DTensor
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 from torch.nn.parallel import DistributedDataParallel
 
-from torch_anderson import Anderson
+from torch_anderson import Anderson, Storage
 
 ROWS = 24
 
@@ -48,7 +48,7 @@ class Layout:
     ranks: int
     parts: int
     spread: Callable[[Net], nn.Module]
-    options: Callable[[], dict[str, Any]] = dict
+    options: dict[str, Any] = field(default_factory=dict)
 
     @property
     def part(self) -> int:
@@ -77,16 +77,12 @@ def _shard_split_layers(net: Net) -> nn.Module:
     return _shard_fully(_split_layers(net, mesh["tensor"]), mesh["data"])
 
 
-def _sharded_history() -> dict[str, Any]:
-    from torch_anderson import Storage
-
-    return {"storage": Storage(shard=True)}
-
+SHARDED_HISTORY = {"storage": Storage(shard=True)}
 
 LAYOUTS = {
     "single": Layout(1, 1, lambda net: net),
     "ddp": Layout(2, 2, DistributedDataParallel),
-    "ddp, history sharded": Layout(4, 4, DistributedDataParallel, _sharded_history),
+    "ddp, history sharded": Layout(4, 4, DistributedDataParallel, SHARDED_HISTORY),
     "fsdp": Layout(4, 4, lambda net: _shard_fully(net, _mesh(data=4))),
     "hsdp": Layout(4, 4, lambda net: _shard_fully(net, _mesh(copies=2, data=2))),
     "tensor parallel": Layout(2, 1, lambda net: _split_layers(net, _mesh(tensor=2))),
@@ -94,7 +90,7 @@ LAYOUTS = {
 }
 TWO_RANKS = {
     "ddp on 2": LAYOUTS["ddp"],
-    "ddp on 2, history sharded": Layout(2, 2, DistributedDataParallel, _sharded_history),
+    "ddp on 2, history sharded": Layout(2, 2, DistributedDataParallel, SHARDED_HISTORY),
     "fsdp on 2": Layout(2, 2, lambda net: _shard_fully(net, _mesh(data=2))),
 }
 ALL = LAYOUTS | TWO_RANKS
@@ -105,16 +101,25 @@ def in_time(layout: str, *fast: str) -> Any:
     return pytest.param(layout, marks=() if layout in fast else pytest.mark.slow)
 
 
-def constant(step: int) -> float:
-    return 1.0
+Schedule = Callable[[int], tuple[float, float]]
+"""Factors of the learning rates of matrices and of the rest at a step."""
 
 
-def staircase(step: int) -> float:
-    return 0.5 ** (step // 25)
+def constant(step: int) -> tuple[float, float]:
+    return 1.0, 1.0
 
 
-def wave(step: int) -> float:
-    return 1 + 0.3 * math.sin(step)
+def staircase(step: int) -> tuple[float, float]:
+    return 2 * (0.5 ** (step // 25),)
+
+
+def wave(step: int) -> tuple[float, float]:
+    return 2 * (1 + 0.3 * math.sin(step),)
+
+
+def diverging(step: int) -> tuple[float, float]:
+    """Rates whose ratio changes at two steps, where the history restarts."""
+    return 1.0, 0.8 ** (step // 25)
 
 
 DECAY = 0.1
@@ -133,7 +138,7 @@ class Case:
 
     base: str = "sgd"
     rates: tuple[float, float] = (0.2, 0.2)
-    schedule: Callable[[int], float] = constant
+    schedule: Schedule = constant
     steps: int = 60
     options: dict[str, Any] = field(default_factory=dict)
 
@@ -149,9 +154,13 @@ class Training:
         members = [[p for p in params if p.dim() > 1], [p for p in params if p.dim() <= 1]]
         groups = [{"params": group, "lr": lr} for group, lr in zip(members, case.rates, strict=True)]
         base = BASES[case.base](groups, lr=case.rates[0])
-        self.optimizer = Anderson(base, **{**case.options, **self.layout.options(), **options})
+        self.optimizer = self.wrap(base, {**case.options, **self.layout.options, **options})
         self.inputs, self.targets = (rows[self.layout.part :: self.layout.parts] for rows in batch())
         self.drift = 1.0
+
+    def wrap(self, base: optim.Optimizer, options: dict[str, Any]) -> optim.Optimizer:
+        """The optimizer that makes the steps."""
+        return Anderson(base, **options)
 
     def loss(self) -> Tensor:
         """On this rank's part of the batch."""
@@ -167,9 +176,14 @@ class Training:
         """One step as users make it. Targets drift, so that there is always something left to learn."""
         self.drift = 1 + 0.3 * math.sin(step / 5)
         self.backward()
-        for group, rate in zip(self.optimizer.param_groups, self.case.rates, strict=True):
-            group["lr"] = rate * self.case.schedule(step)
-        self.optimizer.step(loss_fn=self.loss, **given)
+        rates = zip(self.case.rates, self.case.schedule(step), strict=True)
+        for group, (rate, factor) in zip(self.optimizer.param_groups, rates, strict=True):
+            group["lr"] = rate * factor
+        self.optimizer.step(**self.given(), **given)
+
+    def given(self) -> dict[str, Any]:
+        """What a step gets."""
+        return {"loss_fn": self.loss}
 
     def advance(self, stop: int | None = None, start: int = 0) -> "Training":
         """Steps from ``start`` on to ``stop``, by default all of the case's."""
@@ -199,7 +213,7 @@ class Training:
 
 
 class Elementwise(Training):
-    """Every number has a curvature and a target of its own: gradients need neither a model nor other ranks, so that
+    """Every number has another curvature and another target: gradients need neither a model nor other ranks, so that
     hundreds of steps take no time. Only the acceleration ties the numbers together."""
 
     def __init__(self, case: Case, layout: str = "single", **options: Any) -> None:
@@ -261,7 +275,7 @@ def batch() -> tuple[Tensor, Tensor]:
 
 
 def full(tensor: Tensor) -> Tensor:
-    """A whole tensor of its own, gathered where it is sharded."""
+    """A copy of the whole tensor, gathered where it is sharded."""
     whole = tensor.detach()
     return (whole.full_tensor() if isinstance(whole, DTensor) else whole).clone()
 

@@ -4,7 +4,6 @@ from typing import Any
 
 import pytest
 import torch
-import torch.distributed as dist
 from cases import ANY, SGD, TAME, case
 from layouts import ALL, Case, Elementwise, constant, in_time, local
 from processes import run
@@ -14,7 +13,7 @@ from torch.optim import SGD as PlainSGD
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from torch_anderson import Anderson
+from torch_anderson import Anderson, MovingAverage, Storage
 
 SMALL = 1024
 """Bytes. The model of these tests has 584, which is why sizes are measured for a larger one below."""
@@ -25,14 +24,14 @@ COUNTED = {
     "every step": case(SGD, constant, STEPS, {"period": 1, "history_size": 2}, ANY),
     "stored now and then": case(SGD, constant, STEPS, {"period": 4, "store_period": 2, "history_size": 3}, ANY),
     "descent": case(SGD, constant, STEPS, {"period": 4, "history_size": 2}, TAME),
-    "cycles": case(SGD, constant, STEPS, {"period": 4, "history_size": 2, "residual": "cycle"}, ANY),
+    "long pairs": case(SGD, constant, STEPS, {"period": 4, "history_size": 2, "residual_steps": 4}, ANY),
     "loss": case(SGD, constant, STEPS, {"period": 3, "history_size": 2}, TAME, {"safeguard": "loss"}),
     "residual": case(SGD, constant, STEPS, {"period": 3, "history_size": 2}, TAME, {"safeguard": "residual"}),
-    "average": case(SGD, constant, STEPS, {"period": 4, "history_size": 2, "average_window": 3}, ANY),
+    "average": case(SGD, constant, STEPS, {"period": 4, "history_size": 2, "average": MovingAverage(3)}, ANY),
 }
-ONE_SUM = ("any jump", "every step", "stored now and then", "descent", "cycles")
+ONE_SUM = ("any jump", "every step", "stored now and then", "descent", "long pairs")
 Records = list[tuple[int, dict[str, int]]]
-"""Of each step, with its number."""
+"""The record of each step, with its number."""
 
 
 class Bytes(TorchDispatchMode):
@@ -80,9 +79,9 @@ def others(record: dict[str, int]) -> int:
 
 
 def assert_one_sum_for_an_acceleration(name: str, records: Records) -> None:
-    """And none on other steps. The first step has a comparison of its own."""
+    """Other steps send nothing, except for the comparison of ranks at the first step."""
     period = COUNTED[name].options["period"]
-    first = 2 * period if name == "cycles" else max(period, 2)  # which has two pairs
+    first = 2 * period if name == "long pairs" else max(period, 2)  # which has two pairs
     expected = [int(k >= first and k % period == 0) for k in range(2, STEPS + 1)]
     assert [sums(record) for _, record in records] == expected, name
 
@@ -104,18 +103,16 @@ def assert_one_more_at_the_step_after_a_jump(records: Records) -> None:
     assert settled >= 5
 
 
-def assert_one_sum_a_step_for_averages(layout: str, records: Records) -> None:
-    """None where every rank has all of the window."""
-    averages = 0 if layout == "ddp" else 1
+def assert_one_sum_a_step_for_averages(records: Records) -> None:
     for k, record in records[2:]:  # the window is full after three steps, and three steps after a jump
         full = k % 4 in (3, 0) and not record.get("accepted", 0)
-        assert sums(record) <= (k % 4 == 0) + averages, k
-        assert sums(record) == (k % 4 == 0) + averages or not full, k
+        assert sums(record) <= (k % 4 == 0) + 1, k
+        assert sums(record) == (k % 4 == 0) + 1 or not full, k
     assert sum(record.get("averaged", 0) for _, record in records) > 0
 
 
 def assert_gathers_for_jumps_alone(layout: str, found: dict[str, Records]) -> None:
-    """And only where the history of whole parameters is sharded."""
+    """Gathers happen only where the history of whole parameters is sharded."""
     sharded = layout == "ddp on 2, history sharded"
     for name, records in found.items():
         for k, record in records:
@@ -134,7 +131,7 @@ def test_ranks_send_no_more_than_they_must(layout):
         assert_one_sum_for_an_acceleration(name, found[name])
     assert_one_more_for_the_loss(found["loss"])
     assert_one_more_at_the_step_after_a_jump(found["residual"])
-    assert_one_sum_a_step_for_averages(layout, found["average"])
+    assert_one_sum_a_step_for_averages(found["average"])
     assert_gathers_for_jumps_alone(layout, found)
 
 
@@ -149,7 +146,7 @@ def wide_model() -> torch.nn.Module:
 
 
 def drive(model: torch.nn.Module, steps: int, **options: Any) -> Anderson:
-    """With gradients that are made up."""
+    """Train with gradients that are made up."""
     optimizer = Anderson(PlainSGD(model.parameters(), lr=0.1), period=3, safeguard=None, **options)
     for _ in range(steps):
         for p in model.parameters():
@@ -175,20 +172,17 @@ def test_the_sum_is_small():
 # ------------------------------------------------------------------------------------------------ bytes that are kept
 
 
-def kept_bytes(shard: bool) -> dict[str, float]:
-    from torch_anderson import Storage
+ROWS = ("point_diffs", "residual_diffs", "last_point", "last_residual")
 
+
+def kept_bytes(shard: bool) -> dict[str, float]:
     optimizer = drive(DistributedDataParallel(wide_model()), 10, history_size=20, storage=Storage(shard=shard))
-    optimizer.state_dict()
-    entries = {
-        (i, name): local(value)
-        for i, p in enumerate(optimizer.param_groups[0]["params"])
-        for name, value in optimizer.state[p].items()
-        if name.startswith("anderson_") and value.numel() >= p.numel() / dist.get_world_size()
-    }
+    entries = [
+        local(optimizer.state[p]["anderson_" + name]) for p in optimizer.param_groups[0]["params"] for name in ROWS
+    ]
     return {
         "said": float(optimizer.stats.history_bytes),
-        "seen": float(sum(value.nbytes for value in entries.values())),
+        "seen": float(sum(value.nbytes for value in entries)),
         "accepted": optimizer.stats.as_dict()["accepted"],
     }
 

@@ -12,7 +12,6 @@ from typing import Any
 import pytest
 import torch
 from processes import PATIENCE
-from test_documented_options import documented
 from torch import nn
 
 from torch_anderson import Anderson, Storage
@@ -30,7 +29,7 @@ SECONDS = 120 * PATIENCE
 
 
 def run_examples(examples: dict[Path, str]) -> None:
-    """Side by side, each in a folder of its own, continued by a checkpoint."""
+    """Run them at the same time, each in another folder, continued by a checkpoint."""
     runs = [torchrun(example, folder) for folder, example in examples.items()]
     try:
         for process in runs:
@@ -109,5 +108,7 @@ def test_an_example_has_fifteen_lines(example: str):
 
 
 def test_the_table_of_storage_has_all_options_with_their_defaults():
+    from test_documented_options import documented
+
     options: dict[str, Any] = {option.name: option.default for option in signature(Storage).parameters.values()}
     assert documented(PAGE, column=2) == options

@@ -9,12 +9,12 @@ from layouts import ALL, LAYOUTS, Training, assert_bitwise_equal, distance, in_t
 from processes import run
 from reference import TextbookAnderson
 
-from torch_anderson import joint, safeguard
+from torch_anderson._anderson import gram, safeguard
 
 TOLERANCE = 1e-12
 MANY = [layout for layout in LAYOUTS if layout != "single"]
 COMBINED = ("hsdp", "fsdp x tp", "ddp, history sharded")
-"""Of others that are tried with every case, or on more ranks; they get every other one, as their steps take long."""
+"""Combinations of layouts that are tried with every case. They get every other one, as their steps take long."""
 
 
 @cache
@@ -82,12 +82,10 @@ def test_cases_accelerate_20_times_and_do_not_amplify_rounding(name):
 @pytest.mark.parametrize("name", CASES)
 def test_a_single_process_follows_the_textbook_in_these_cases(name):
     training, case = build(name), CASES[name]
-    options = {"regularization": "adaptive", **case.options}
-    options.pop("solver", None)
     constants = {"max_gain": safeguard.MAX_GAIN, "trusted_gain": safeguard.TRUSTED_GAIN, "smooth": safeguard.SMOOTH}
-    noise = {"noise_regularization": joint.NOISE_REGULARIZATION}
+    noise = {"noise_regularization": gram.NOISE_REGULARIZATION}
     base = training.optimizer.base
-    training.optimizer = TextbookAnderson(base, **options, **constants, **noise)
+    training.optimizer = TextbookAnderson(base, **{"regularization": None, **case.options}, **constants, **noise)
     training.optimizer.param_groups, training.optimizer.zero_grad = base.param_groups, base.zero_grad
     training.advance()
     assert distance(alone(name).weights(), training.weights()) <= 1e-9

@@ -20,7 +20,7 @@ OPTIONS = {"period": 3, "history_size": 2, "safeguard": None, "regularization": 
 
 
 def drive(params: list[nn.Parameter], steps: int = 7, **options) -> Anderson:
-    """With gradients that need no model, plain tensors or distributed."""
+    """Train plain or distributed tensors with gradients that need no model."""
     optimizer = Anderson(SGD(params, lr=0.1), **{**OPTIONS, **options})
     for _ in range(steps):
         for p in params:
@@ -39,18 +39,18 @@ def spread(tensor: Tensor, mesh: DeviceMesh, *placements) -> nn.Parameter:
     return nn.Parameter(distribute_tensor(tensor.clone(), mesh, placements))
 
 
-def a_scalar_beside_shards() -> tuple[Tensor, Tensor, tuple[int, ...]]:
+def a_scalar_and_shards() -> tuple[Tensor, Tensor, tuple[int, ...]]:
     mesh = init_device_mesh("cpu", (2,))
     scalar, vector = spread(torch.tensor(2.0).double(), mesh, Replicate()), spread(START[0], mesh, Shard(0))
     optimizer = drive([vector, scalar])
     entries = optimizer.state_dict()["state"][1]
-    return scalar.full_tensor().detach(), vector.full_tensor().detach(), entries["anderson_map_diffs"].shape
+    return scalar.full_tensor().detach(), vector.full_tensor().detach(), entries["anderson_point_diffs"].shape
 
 
 def test_a_scalar_can_be_a_distributed_tensor():
     params = [nn.Parameter(START[0].clone()), nn.Parameter(torch.tensor(2.0).double())]
     drive(params)
-    for scalar, vector, shape in run(2, a_scalar_beside_shards):
+    for scalar, vector, shape in run(2, a_scalar_and_shards):
         torch.testing.assert_close(vector, params[0].detach(), rtol=1e-12, atol=1e-12)
         torch.testing.assert_close(scalar, params[1].detach(), rtol=1e-12, atol=1e-12)
         assert shape == (OPTIONS["history_size"],)
@@ -113,7 +113,7 @@ def device_of_an_entry() -> list[str]:
     optimizer = Anderson(SGD(net.parameters(), lr=0.1), period=50, storage=Storage(device="meta"))
     net(torch.randn(3, 5)).sum().backward()
     optimizer.step()
-    entry = optimizer.state[net.weight]["anderson_map_diffs"]
+    entry = optimizer.state[net.weight]["anderson_point_diffs"]
     return [entry.device.type, entry.to_local().device.type]
 
 
@@ -122,8 +122,7 @@ def test_an_entry_says_on_which_device_its_rows_are():
 
 
 def pickled_with_a_group() -> str | None:
-    storage = Storage(process_group=dist.new_group([0, 1]))
-    optimizer = Anderson(SGD([nn.Parameter(torch.ones(6))], lr=0.1), storage=storage)
+    optimizer = Anderson(SGD([nn.Parameter(torch.ones(6))], lr=0.1), process_group=dist.new_group([0, 1]))
     return attempt(lambda: pickle.dumps(optimizer), TypeError)
 
 

@@ -18,7 +18,7 @@ from torch.distributed.tensor import DTensor, Partial
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim import SGD, Adam
 
-from torch_anderson import Anderson, Discrepancy
+from torch_anderson import Anderson, GaussNewton, MovingAverage, Storage
 
 REFUSED = (ValueError, RuntimeError, TypeError)
 
@@ -29,7 +29,7 @@ def model(outputs: int = 3, seed: int = 0) -> nn.Module:
 
 
 def train(optimizer: Anderson, steps: int = 12, **given: Any) -> None:
-    """With gradients that are made up, without any communication of ours."""
+    """Train with gradients that are made up, without any communication except the optimizer's."""
     for _ in range(steps):
         for group in optimizer.param_groups:
             for p in group["params"]:
@@ -67,7 +67,7 @@ def test_zero_redundancy_is_refused_at_construction():
         assert "fully_shard" in message or "shard=True" in message  # what to do instead
 
 
-def stage_of_its_own() -> str | None:
+def separate_stage() -> str | None:
     """Ranks 0 and 1 shard one model, 2 and 3 another, by meshes that know nothing of each other."""
     half = dist.get_rank() // 2
     meshes = [DeviceMesh("cpu", [0, 1]), DeviceMesh("cpu", [2, 3])]
@@ -82,29 +82,23 @@ def stage_of_a_pipeline() -> str | None:
     return attempt(lambda: accelerated(net), *REFUSED)
 
 
-@pytest.mark.parametrize("stage", [stage_of_its_own, stage_of_a_pipeline])
+@pytest.mark.parametrize("stage", [separate_stage, stage_of_a_pipeline])
 def test_a_pipeline_stage_without_a_group_is_refused_at_construction(stage):
     for message in failures(run(4, stage)):
         assert "process_group" in message and message.startswith("ValueError")
 
 
 def pipeline_with_a_group() -> dict[str, Any]:
-    """Two stages of other shapes, each in a group of its own."""
+    """Two stages of different shapes, each with its process group."""
     mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("stage", "data"))
     stage = mesh["stage"].get_local_rank()
     net = fully_shard(model(outputs=3 + stage, seed=stage).double(), mesh=mesh["data"])
-    optimizer = accelerated(net, storage=storage(process_group=mesh["data"].get_group()))
+    optimizer = accelerated(net, process_group=mesh["data"].get_group())
     train(optimizer)
     return {"weights": [p.full_tensor() for p in net.parameters()], "stage": stage, **optimizer.stats.as_dict()}
 
 
-def storage(**options: Any) -> Any:
-    from torch_anderson import Storage
-
-    return Storage(**options)
-
-
-def test_pipeline_stages_with_groups_of_their_own_train_as_if_alone():
+def test_pipeline_stages_with_process_groups_train_as_if_alone():
     for rank in run(4, pipeline_with_a_group):
         alone = model(outputs=3 + rank["stage"], seed=rank["stage"]).double()
         optimizer = accelerated(alone)
@@ -120,21 +114,22 @@ Build = Callable[[int], Anderson]
 UNLIKE: dict[str, tuple[Build, str]] = {
     "period": (lambda rank: accelerated(model(), period=3 + rank), "period"),
     "safeguard": (lambda rank: accelerated(model(), safeguard=("descent", None)[rank]), "safeguard"),
-    "regularization": (lambda rank: accelerated(model(), regularization=(1e-3, "adaptive")[rank]), "regularization"),
+    "regularization": (lambda rank: accelerated(model(), regularization=(1e-3, None)[rank]), "regularization"),
     "storage": (
-        lambda rank: accelerated(model(), storage=(None, storage(dtype=torch.bfloat16))[rank]),
+        lambda rank: accelerated(model(), storage=(None, Storage(dtype=torch.bfloat16))[rank]),
         "storage|dtype",
     ),
-    "driver": (
-        lambda rank: Anderson(SGD(model().parameters(), lr=0.1), discrepancy=(None, "residual")[rank]),
-        "discrepancy",
+    "accelerator": (
+        lambda rank: (Anderson, GaussNewton)[rank](SGD(model().parameters(), lr=0.1)),
+        "option",
     ),
-    "discrepancy": (
-        lambda rank: Anderson(
-            SGD(model().parameters(), lr=0.1), discrepancy=Discrepancy("residual", store_period=1, jumps=rank)
-        ),
-        "jumps|discrepancy",
+    "budget": (
+        lambda rank: GaussNewton(SGD(model().parameters(), lr=0.1), budget=(0.3, 0.4)[rank]),
+        "budget",
     ),
+    "first pairs": (lambda rank: accelerated(model(), period=12, store_period=(1, 4)[rank]), "store_period"),
+    "warmup": (lambda rank: accelerated(model(), warmup=5 * rank), "warmup"),
+    "average": (lambda rank: accelerated(model(), average=(None, MovingAverage(3))[rank]), "average"),
     "shapes": (lambda rank: accelerated(model(outputs=3 + rank)), "shape"),
     "types": (lambda rank: accelerated(model().to((torch.float32, torch.float64)[rank])), "dtype|type|float64"),
     "numbers of parameters": (
@@ -196,19 +191,15 @@ def test_seeds_may_differ():
 
 
 def alone_in_groups() -> dict[str, Any]:
-    """Different models, options and numbers of steps, side by side; the discrepancy drives some of them."""
+    """Different models, options and numbers of steps, at the same time, by both accelerators."""
     rank = dist.get_rank()
     groups = [dist.new_group([i]) for i in range(dist.get_world_size())]
     net = model(outputs=3 + rank, seed=rank)
-    optimizer = accelerated(net, period=2 + rank, storage=storage(process_group=groups[rank]))
+    optimizer = accelerated(net, period=2 + rank, process_group=groups[rank])
     train(optimizer, 10 + 7 * rank)
     driven = model(seed=rank)
-    other = Anderson(
-        SGD(driven.parameters(), lr=0.1),
-        discrepancy=Discrepancy("residual", store_period=1, period=2 + rank),
-        storage=storage(process_group=groups[rank]),
-    )
-    train(other, 10 + 7 * rank, outputs=lambda: driven(torch.ones(6, 4)))
+    other = GaussNewton(SGD(driven.parameters(), lr=0.1), budget=0.9 - rank / 10, process_group=groups[rank])
+    train(other, 30 + 7 * rank, outputs=lambda: driven(torch.ones(6, 4)))
     return {"weights": [*map(clone, net.parameters()), *map(clone, driven.parameters())], "accepted": accepted(other)}
 
 
@@ -216,17 +207,16 @@ def clone(tensor: torch.Tensor) -> torch.Tensor:
     return tensor.detach().clone()
 
 
-def accepted(optimizer: Anderson) -> float:
+def accepted(optimizer: Anderson | GaussNewton) -> float:
     return optimizer.stats.as_dict()["accepted"]
 
 
-def test_ranks_in_groups_of_their_own_train_different_models():
+def test_ranks_in_groups_of_one_train_different_models():
     for rank, found in enumerate(run(2, alone_in_groups)):
         net, driven = model(outputs=3 + rank, seed=rank), model(seed=rank)
         train(accelerated(net, period=2 + rank), 10 + 7 * rank)
-        settings = Discrepancy("residual", store_period=1, period=2 + rank)
-        other = Anderson(SGD(driven.parameters(), lr=0.1), discrepancy=settings)
-        train(other, 10 + 7 * rank, outputs=lambda driven=driven: driven(torch.ones(6, 4)))
+        other = GaussNewton(SGD(driven.parameters(), lr=0.1), budget=0.9 - rank / 10)
+        train(other, 30 + 7 * rank, outputs=lambda driven=driven: driven(torch.ones(6, 4)))
         assert found["accepted"] == accepted(other) > 0
         for ours, theirs in zip(found["weights"], [*net.parameters(), *driven.parameters()], strict=True):
             assert torch.equal(ours, theirs)

@@ -11,7 +11,7 @@ import torch
 import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
 from cases import CASES, build
-from checkpoints import entries, load, save, state
+from checkpoints import FLATTENED, NESTED, entries, load, save, state
 from layouts import ALL, Training, assert_bitwise_equal, distance
 from processes import run
 from torch import Tensor
@@ -26,7 +26,8 @@ from torch.distributed.checkpoint.state_dict import (
 STOPS = {
     "p = 5, q = 2, momentum": (23, 46, 69, 93, 115),  # rows that are stored and not multiplied yet
     "residual, averaged": (18, 36, 54, 69, 85),  # right after a jump, which may be taken back
-    "cycles that end in a mean, descent": (19, 38, 58, 75, 92),  # in the middle of a mean
+    "pairs of three steps": (13, 26, 41, 53, 66),  # in the middle of a pair
+    "ratios that change": (13, 25, 40, 52, 66),  # where the history restarts
     "p = 10, q = 1, momentum, descent": (45, 87, 130, 171, 210),
     "descent, short jumps": (14, 28, 41, 53, 66),  # by the length of the path through what was stored before
 }
@@ -42,17 +43,19 @@ CHAINS = {
 CORE = ("p = 5, q = 2, momentum", "residual, averaged")
 
 
-def leg(layout: str, names: tuple[str, ...], number: int, folder: Path) -> dict[str, dict[str, Any]]:
+def leg(
+    layout: str, names: tuple[str, ...], number: int, folder: Path, form: StateDictOptions = NESTED
+) -> dict[str, dict[str, Any]]:
     """Load what the leg before has left, train on, and save."""
     found: dict[str, dict[str, Any]] = {}
     for i, name in enumerate(names):
         training, stops = build(name, layout), (0, *STOPS[name])
         report: dict[str, Any] = {}
         if number:
-            load(training, folder / f"{i}-{number}")
+            load(training, folder / f"{i}-{number}", form)
             report["loaded"] = entries(training)
         training.advance(stops[number + 1], start=stops[number])
-        save(training, folder / f"{i}-{number + 1}")
+        save(training, folder / f"{i}-{number + 1}", form)
         found[name] = {**report, "saved": entries(training), **training.outcome()}
     return found
 
@@ -70,11 +73,13 @@ def undisturbed(name: str) -> Training:
     return build(name).advance()
 
 
-def assert_as_undisturbed(chain: tuple[str, ...], names: tuple[str, ...], folder: Path) -> None:
+def assert_as_undisturbed(
+    chain: tuple[str, ...], names: tuple[str, ...], folder: Path, form: StateDictOptions = NESTED
+) -> None:
     before: dict[str, Any] = {}
     pending = 0
     for number, layout in enumerate(chain):
-        first, *others = run_leg(layout, names, number, folder)
+        first, *others = run_leg(layout, names, number, folder, form)
         for name in names:
             where = f"{name}, leg {number} in {layout}"
             assert all(other[name]["counts"] == first[name]["counts"] for other in others), where
@@ -91,7 +96,7 @@ def assert_as_undisturbed(chain: tuple[str, ...], names: tuple[str, ...], folder
 
 
 def assert_same_history(ours: dict[str, Tensor], theirs: dict[str, Tensor], where: str) -> None:
-    rows = {name for name in theirs if name.endswith(("map_diffs", "residual_diffs", "last_map", "last_residual"))}
+    rows = {name for name in theirs if name.endswith(("point_diffs", "residual_diffs", "last_point", "last_residual"))}
     assert len(rows) == 4 * 7, where  # of 7 parameters
     assert any(theirs[name].count_nonzero() for name in rows)
     try:
@@ -112,6 +117,11 @@ def test_checkpoints_go_through_all_layouts(chain, tmp_path):
 
 
 @pytest.mark.slow
+def test_flattened_checkpoints_go_from_layout_to_layout(tmp_path):
+    assert_as_undisturbed(CHAINS["over all"], CORE[1:], tmp_path, FLATTENED)
+
+
+@pytest.mark.slow
 def test_checkpoints_hold_what_any_option_needs(tmp_path):
     assert_as_undisturbed(CHAINS["two by two"], tuple(STOPS)[1:], tmp_path)
 
@@ -124,10 +134,8 @@ NAME, STOP = "p = 5, q = 2, momentum", 23
 def saved_while_training_goes_on(layout: str, folder: Path) -> dict[str, Any]:
     training = build(NAME, layout).advance(STOP)
     saved = entries(training)
-    beside = dist.new_group(
-        backend="gloo"
-    )  # the writer's own: in the group of training its messages would mix with ours
-    writing = dcp.async_save(state(training), checkpoint_id=folder, process_group=beside)
+    apart = dist.new_group(backend="gloo")  # in the group of training, the writer's messages would mix with ours
+    writing = dcp.async_save(state(training), checkpoint_id=folder, process_group=apart)
     training.advance(start=STOP)
     writing.result()
     again = build(NAME, layout)

@@ -17,7 +17,7 @@ from torch_anderson.lab.runner import Spec, Training
 from torch_anderson.lab.tasks import TASKS, residual_images
 from torch_anderson.lab.tasks.residual_images import Cifar10, FashionResNet, evaluating, moved, small
 
-TINY = {"training_images": 40, "validation_images": 20, "width": 4, "depth": 1, "batch_size": 10, "epochs": 2}
+TINY = {"training_images": 40, "validation_images": 20, "width": 8, "depth": 1, "batch_size": 10, "epochs": 2}
 
 
 @pytest.fixture
@@ -37,9 +37,7 @@ def archive(tmp_path, monkeypatch):
             tar.addfile(entry, io.BytesIO(content))
     monkeypatch.setenv(data.DATA_VARIABLE, str(tmp_path))
     monkeypatch.setattr(data, "CIFAR10_SHA256", hashlib.sha256(path.read_bytes()).hexdigest())
-    data.load_cifar10.cache_clear()
-    yield path, images, labels
-    data.load_cifar10.cache_clear()
+    return path, images, labels
 
 
 def png(images):
@@ -75,12 +73,10 @@ def test_where_it_is_missing_the_message_says_how_to_get_it(archive, monkeypatch
 
 
 @pytest.mark.slow
+@pytest.mark.data("cifar10")
 def test_the_real_data_are_cifar10():
     """Known facts: even classes, and the mean and deviation of each colour that everybody normalises with."""
-    try:
-        train_x, train_y, test_x, test_y = data.load_cifar10()
-    except data.MissingData as problem:
-        pytest.skip(str(problem))
+    train_x, train_y, test_x, test_y = data.load_cifar10()
     assert np.bincount(train_y).tolist() == [5000] * 10 and np.bincount(test_y).tolist() == [1000] * 10
     assert train_x.shape == (50_000, 32, 32, 3) and test_x.shape == (10_000, 32, 32, 3)
     assert train_x.mean((0, 1, 2)) / 255 == pytest.approx([0.4914, 0.4822, 0.4465], abs=1e-4)
@@ -107,8 +103,9 @@ def begun(task="cifar10", method="base", seed=0, **settings):
     return Training(spec.resolve(), METHODS[method], seed, spec.rate)
 
 
-def test_the_network_of_the_defaults_is_resnet20():
-    ours, theirs = Cifar10(training_images=10, batch_size=10).start(0).model, small_resnet()
+def test_the_network_of_the_defaults_is_resnet20(images):
+    ours = Cifar10(training_images=10, validation_images=10, batch_size=10).start(0).model
+    theirs = small_resnet()
     assert [tuple(p.shape) for p in ours.parameters()] == [tuple(p.shape) for p in theirs.parameters()]
     x = torch.randn(2, 3, 32, 32)
     ours.load_state_dict(theirs.state_dict())
@@ -154,7 +151,12 @@ def test_sizes_that_cannot_be_are_refused(name):
         Cifar10(**{name: 0})
 
 
-@pytest.mark.parametrize("settings", [{"training_images": 101}, {"batch_size": 41}])
+def test_fewer_channels_than_the_backward_pass_can_do_are_refused():
+    with pytest.raises(ValueError, match=r"Invalid width: 7\. Allowed: 8 and more"):
+        Cifar10(width=7)
+
+
+@pytest.mark.parametrize("settings", [{"training_images": 101}, {"validation_images": 31}, {"batch_size": 41}])
 def test_more_images_than_there_are_are_refused(images, settings):
     with pytest.raises(ValueError, match=f"Invalid {next(iter(settings))}"):
         begun(**settings)

@@ -16,7 +16,7 @@ import psutil
 import pytest
 from rich.console import Console
 
-from torch_anderson.lab import overview
+from torch_anderson.lab import cli, overview
 from torch_anderson.lab import sweep as sweeping
 from torch_anderson.lab.arguments import BadInput, parse_seeds, parse_value, specs, variations
 from torch_anderson.lab.bench import bare_loop, overhead
@@ -99,11 +99,18 @@ def test_seeds_are_outermost_and_methods_that_do_not_fit_are_left_out():
         (["run", "diabetes", "--method", "lbfgs"], "lbfgs makes no sense for diabetes"),
         (["run", "diabetes", "--jobs", "0"], "Invalid jobs: 0"),
         (["run", "diabetes", "--backend", "dask"], "--scheduler ADDRESS"),
+        (["run", "diabetes", "--checkpoint-every", "nan"], "Invalid checkpoint_every: nan. Allowed: 0 and more"),
+        (["run", "diabetes", "--checkpoint-every", "-1"], "Invalid checkpoint_every: -1.0. Allowed: 0 and more"),
+        (["run", "diabetes", "--set", "steps=-5"], "Invalid steps: -5. Allowed: 1 and more"),
+        (["run", "diabetes", "--set", "evaluate_every=0"], "Invalid evaluate_every: 0. Allowed: 1 and more"),
+        (["run", "diabetes", "--tol", "-1"], "Invalid tol: -1.0. Allowed: 0 and more"),
+        (["bench", "--repeats", "0"], "Invalid repeats: 0. Allowed: 1 and more"),
         (["run"], "Which task? There are"),
         (["report", "no/such/folder"], "No folder no/such/folder"),
     ],
 )
-def test_bad_input_is_told_in_a_line(words, message, capsys):
+def test_bad_input_is_told_in_a_line(words, message, capsys, monkeypatch):
+    monkeypatch.setattr(cli, "make_runs", lambda *_, **__: pytest.fail("it was taken for good"))
     assert main(words) == 2
     captured = capsys.readouterr()
     assert message in captured.err and captured.err.count("\n") == 1 and not captured.out
@@ -148,11 +155,38 @@ def test_default_methods_are_the_papers(tmp_path, capsys):
 
 
 def test_failing_run_is_named_and_the_others_are_made(tmp_path, capsys):
-    words = ["run", "diabetes", "--method", "base", "anderson", "--seeds", "3", "--set", "steps=20", "solver=wrong"]
+    words = ["run", "diabetes", "--method", "base", "anderson", "--seeds", "3", "--set", "steps=20", "safeguard=wrong"]
     assert main([*words, "--jobs", "1", "--results", str(tmp_path)]) == 1
     captured = capsys.readouterr()
     assert [json.loads(line)["status"] for line in captured.out.splitlines()] == ["finished", "failed"]
-    assert "diabetes anderson[solver=wrong,steps=20] seed 3: ValueError: Invalid solver" in captured.err
+    assert "diabetes anderson[safeguard=wrong,steps=20] seed 3: ValueError: Invalid safeguard" in captured.err
+
+
+def test_a_damaged_run_is_named_in_a_line_and_the_others_are_made(tmp_path, capsys):
+    words = ["run", "diabetes", "--method", "base", "--results", str(tmp_path), *SHORT]
+    assert main([*words, "--seeds", "0"]) == 0
+    (damaged,) = tmp_path.rglob(SUMMARY)
+    damaged.write_text("")
+    capsys.readouterr()
+    assert main([*words, "--seeds", "0:2"]) == 1
+    captured = capsys.readouterr()
+    assert [json.loads(line)["status"] for line in captured.out.splitlines()] == ["failed", "finished"]
+    assert captured.err.count("\n") == 1 and str(damaged) in captured.err and "Delete the folder" in captured.err
+
+
+def test_a_damaged_sign_of_life_stops_no_estimate_and_no_bar(tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr(overview, "estimate_seconds", lambda spec, budget: 100.0)
+    spec = Spec("diabetes", "base", 0, overrides={"steps": 20})
+    folder = spec.folder(tmp_path)
+    folder.mkdir(parents=True)
+    bars = Bars(Console(file=io.StringIO()), [spec], tmp_path)
+    for content in ({}, {"step": 5, "steps": 0, "loss": 1.0}, {"step": "x", "steps": 20, "loss": 1.0}, {"step": 1}):
+        write_json(folder / PROGRESS, content)
+        words = ["run", "diabetes", "--method", "base", "--seeds", "0", "--results", str(tmp_path), *SHORT]
+        assert main([*words, "--dry-run"]) == 0
+        assert "1 min 40 s on one core" in capsys.readouterr().out
+        bars.look()
+        assert len(bars.progress.tasks) == 1
 
 
 def test_other_settings_in_the_folder_are_refused(tmp_path, capsys):

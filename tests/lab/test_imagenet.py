@@ -1,5 +1,6 @@
 import json
 import logging
+import math
 import os
 import shutil
 import socket
@@ -9,6 +10,7 @@ import time
 import traceback
 import types
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import psutil
@@ -27,7 +29,6 @@ from torch_anderson.lab.imagenet.schedule import rate_at
 from torch_anderson.lab.imagenet.settings import BadSettings, Settings
 from torch_anderson.lab.imagenet.training import LOSSES
 from torch_anderson.lab.imagenet.validation import hits
-from torch_anderson.options import Options
 
 SIZE = 16
 SMALL = ["--model", "resnet20", "--image-size", str(SIZE), "--batch-size", "4", "--log-every", "4", "--workers", "0"]
@@ -356,18 +357,24 @@ def test_binary_cross_entropy_by_hand():
 
 
 def test_methods_have_the_options_of_the_paper():
-    def options(method: str) -> Options:
+    def options(method: str) -> Any:
         return make_optimizer(Settings(data=Path(), method=method), [torch.zeros(2, requires_grad=True)]).options
 
     both, alone, average = (options(method) for method in ("anderson+average", "anderson", "average"))
     assert (both.period, both.store_period, both.history_size, both.relaxation) == (5, 5, 20, 0.5)
-    assert (both.average_window, alone.average_window, average.average_window) == (4, 0, 4)
+    assert (both.average.window, alone.average, average.average.window) == (4, None, 4)
     assert both.safeguard == alone.safeguard == "residual"
     base = make_optimizer(Settings(data=Path()), [torch.zeros(2, requires_grad=True)])
     assert (type(base), base.defaults["nesterov"], base.defaults["momentum"]) == (torch.optim.SGD, True, 0.9)
 
 
-@pytest.mark.parametrize("wrong", [{"batch_size": 0}, {"workers": -1}, {"limit_batches": 0}])
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"batch_size": 0}, {"workers": -1}, {"limit_batches": 0}, {"rate": math.nan}, {"rate": -1.0},
+        {"weight_decay": math.inf}, {"weight_decay": -1.0}, {"momentum": math.nan}, {"momentum": 1.0},
+    ],
+)  # fmt: skip
 def test_settings_that_cannot_be_meant_are_refused(wrong):
     with pytest.raises(BadSettings, match=f"Invalid {next(iter(wrong))}"):
         Settings(data=Path(), **wrong)

@@ -153,14 +153,10 @@ def test_the_command_says_how_long_it_takes_before_it_starts(capsys, monkeypatch
     assert not list(tmp_path.iterdir())
 
 
-def test_without_the_data_the_command_says_so_once_and_runs_nothing(capsys, monkeypatch, tmp_path):
+def test_without_the_data_the_command_says_so_once_and_runs_nothing(capsys, tmp_path):
     pytest.importorskip("tyro")
-    from torch_anderson.lab import data
     from torch_anderson.lab.cli import main
 
-    data.load_cifar10.cache_clear()
-    monkeypatch.setattr(data, "present", lambda name: None)
     assert main(["large-batch", "--results", str(tmp_path)]) == 2
-    data.load_cifar10.cache_clear()
     assert capsys.readouterr().err.count("npm pack") == 1
     assert not list(tmp_path.iterdir())

@@ -181,8 +181,8 @@ def counted(method: str, task: str, **overrides: object) -> tuple[Training, list
 
 
 @pytest.mark.parametrize(("task", "factor"), [("burgers2d", 1), ("burgers2d", 3), ("burgers2d-fixed", 1)])
-def test_the_discrepancy_jumps_and_pays_for_every_forward_pass(task, factor):
-    training, calls = counted("discrepancy", task, steps=100, forward_cost=0.125, probe_factor=factor)
+def test_gauss_newton_jumps_and_pays_for_every_forward_pass(task, factor):
+    training, calls = counted("gauss-newton", task, steps=100, forward_cost=0.125, probe_factor=factor)
     assert training.trainer.stats()["accepted"] > 0
     assert training.step == training.trainer.steps + 0.125 * factor * len(calls)
     assert {given[1] for given in calls} == {factor}
@@ -190,15 +190,8 @@ def test_the_discrepancy_jumps_and_pays_for_every_forward_pass(task, factor):
     assert torch.equal(judged(training), weights(training.problem.model))
 
 
-def test_a_batch_that_the_discrepancy_chooses_is_paid_for_by_its_size():
-    training, calls = counted("discrepancy", "burgers2d", steps=200, forward_cost=0.125, most_batches=4)
-    sizes = [given[1] for given in calls]
-    assert {1, 2} <= set(sizes) <= {1, 2, 4}
-    assert training.step == training.trainer.steps + 0.125 * sum(sizes)
-
-
-@pytest.mark.parametrize("method", ["discrepancy", "discrepancy-weights"])
-def test_the_discrepancy_resumes_after_accelerations_bit_for_bit(method):
+@pytest.mark.parametrize("method", ["gauss-newton", "gauss-newton-soap"])
+def test_gauss_newton_resumes_after_jumps_bit_for_bit(method):
     task = small("burgers2d", method, steps=100, probe_factor=2, forward_cost=0.05).resolve()
     training, resumed = (Training(task, METHODS[method], 0) for _ in range(2))
     while not training.outcome:
@@ -212,25 +205,31 @@ def test_the_discrepancy_resumes_after_accelerations_bit_for_bit(method):
     assert torch.equal(judged(resumed), judged(training))
 
 
-def test_the_discrepancy_books_what_the_lab_counts():
-    settings = METHODS["discrepancy"].make(TASKS["diabetes"](forward_cost=0.25, probe_factor=4),
-                                           torch.nn.Linear(2, 1), 0.1).optimizer.options.discrepancy  # fmt: skip
-    assert (settings.forward_cost, settings.loss) == (1.0, "mse")
-    assert settings.trains and not settings.evaluates
+def test_gauss_newton_books_what_the_lab_counts():
+    task = TASKS["diabetes"](forward_cost=0.25, probe_factor=4)
+    options = METHODS["gauss-newton"].make(task, torch.nn.Linear(2, 1), 0.1).optimizer.options
+    assert (options.forward_cost, options.loss) == (1.0, "mse")
 
 
-def test_evaluation_weights_cost_forward_passes_and_leave_training_to_the_base():
-    training = train("discrepancy-weights", steps=60, forward_cost=0.125)
-    problem = start("digits", 0)
-    optimizer = torch.optim.Adam(problem.model.parameters(), lr=3e-3)
-    for step in range(training.trainer.steps):
-        optimizer.zero_grad()
-        problem.loss(step).backward()
-        optimizer.step()
-    assert torch.equal(weights(training.problem.model), weights(problem.model))
-    assert not torch.equal(judged(training), weights(problem.model))
-    assert training.step == training.trainer.steps + 0.125 * training.trainer.stats()["extra_evaluations"]
-    assert training.trainer.steps < 60
+def test_gauss_newton_is_for_pinns_on_either_base():
+    for method in ("gauss-newton", "gauss-newton-soap"):
+        assert METHODS[method].applies(TASKS["burgers2d"]())
+        assert not METHODS[method].applies(TASKS["digits"]())
+    soap = METHODS["gauss-newton-soap"].make(TASKS["burgers2d"](), torch.nn.Linear(2, 1), 0.1).optimizer
+    assert (type(soap).__name__, type(soap.base).__name__) == ("GaussNewton", "SOAP")
+
+
+def test_statistics_of_a_run_are_counts_and_medians_and_none_of_the_latest_jump_alone():
+    stats = train("anderson", "diabetes").trainer.stats()
+    assert stats["accepted"] > 0 and 0 <= stats["gain"] <= 1 and stats["condition_number"] >= 1
+    assert not {"residual_norm", "coefficient_norm", "rank", "step"} & stats.keys()
+
+
+def test_the_average_is_built_from_the_settings():
+    task = TASKS["diabetes"](average_window=7, average_tolerance=0.5, average_criterion="detrended")
+    average = task.anderson_options()["average"]
+    assert (average.window, average.tolerance, average.criterion) == (7, 0.5, "detrended")
+    assert TASKS["diabetes"](average_window=0).anderson_options()["average"] is None
 
 
 def test_the_loss_safeguard_pays_for_two_forward_passes():
@@ -246,7 +245,7 @@ def test_the_loss_safeguard_pays_for_two_forward_passes():
         ("matched-anderson", {"relaxation": 0.5, "period": 5}, 0.9),
         ("matched-average", {"average_window": 10}, 2 / 11),
         ("matched-anderson+average", {"relaxation": 0.1, "period": 1, "average_window": 10}, 0.1 * 2 / 11),
-        ("matched-average", {"average_window": 20, "period": 25, "residual": "cycle"}, 1 - 19 / 50),
+        ("matched-anderson", {"relaxation": 0.5, "period": 10, "residual_steps": 5}, 0.75),
     ],
 )
 def test_matched_learning_rates(method, settings, factor):
@@ -257,6 +256,7 @@ def test_matched_learning_rates(method, settings, factor):
 def test_a_control_that_would_be_the_base_again_does_not_apply():
     assert not METHODS["matched-anderson"].applies(TASKS["burgers2d"]())
     assert not METHODS["average"].applies(TASKS["burgers2d"](average_window=0))
+    assert not METHODS["average"].applies(TASKS["burgers2d"](residual_steps=10))
     assert METHODS["lbfgs"].applies(TASKS["burgers2d"]())
     assert not METHODS["lbfgs"].applies(TASKS["digits"]())
 

@@ -1,7 +1,9 @@
 """Many runs: the same numbers however they are spread, and nothing lost whatever is killed."""
 
 import errno
+import json
 import os
+import shutil
 import signal
 import socket
 import subprocess
@@ -13,10 +15,12 @@ from pathlib import Path
 
 import psutil
 import pytest
+import torch
 
 from torch_anderson.lab import sweep as module
+from torch_anderson.lab.methods import METHODS
 from torch_anderson.lab.results import CONFIG, METRICS, SUMMARY, load_runs, read_json
-from torch_anderson.lab.runner import CHECKPOINT, PROGRESS, OtherSettings, Spec, run
+from torch_anderson.lab.runner import CHECKPOINT, PROGRESS, OtherSettings, Spec, Training, describe, run, train
 from torch_anderson.lab.sweep import ERROR, CannotWrite, alone_in, check_writable, sweep
 
 SPECS = [Spec("diabetes", method, seed, overrides={"steps": 60}) for seed in (0, 1) for method in ("base", "anderson")]
@@ -88,6 +92,78 @@ def test_one_failing_run_does_not_stop_the_others(tmp_path, monkeypatch):
     monkeypatch.undo()
     assert not sweep(SPECS[:3], tmp_path)[1].failed
     assert not (outcomes[1].folder / ERROR).exists()
+
+
+DAMAGE = [*((name, content) for name in (SUMMARY, CONFIG) for content in ("", "{", "[1]", "{}")), (CONFIG, None)]
+
+
+@pytest.mark.parametrize(("name", "content"), DAMAGE)
+def test_a_damaged_run_is_named_with_the_remedy_and_the_others_are_made(tmp_path, name, content):
+    sweep(SPECS[:1], tmp_path)
+    damaged = SPECS[0].folder(tmp_path) / name
+    damaged.unlink() if content is None else damaged.write_text(content)
+    told, made = sweep(SPECS[:2], tmp_path)
+    assert made.status == "finished"
+    assert told.failed and str(damaged) in told.error and f"Delete the folder {damaged.parent}" in told.error
+    shutil.rmtree(damaged.parent)
+    assert [outcome.status for outcome in sweep(SPECS[:2], tmp_path)] == ["finished"] * 2
+
+
+WRONG_KINDS = [
+    (SUMMARY, {"final": None}), (SUMMARY, {"status": 1}), (SUMMARY, {"seconds": "long"}), (CONFIG, {"settings": []}),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("name", "change"), WRONG_KINDS)
+def test_a_run_with_values_of_a_wrong_kind_is_damaged_too(tmp_path, name, change):
+    sweep(SPECS[:1], tmp_path)
+    damaged = SPECS[0].folder(tmp_path) / name
+    damaged.write_text(json.dumps(json.loads(damaged.read_text()) | change))
+    told, made = sweep(SPECS[:2], tmp_path)
+    assert told.failed and str(damaged) in told.error and next(iter(change)) in told.error
+    assert made.status == "finished"
+
+
+@pytest.mark.parametrize(
+    ("damage", "jobs"),
+    [(lambda whole: b"", 1), (lambda whole: b"", 2), (lambda whole: whole[:9999], 1), (lambda whole: b"x" * 99, 1)],
+)
+def test_a_damaged_checkpoint_is_named_with_the_remedy(tmp_path, damage, jobs):
+    checkpoint = stopped(SPECS[0], tmp_path)
+    checkpoint.write_bytes(damage(checkpoint.read_bytes()))
+    told, made = sorted(sweep(SPECS[:2], tmp_path, jobs=jobs), key=lambda outcome: SPECS.index(outcome.spec))
+    assert told.failed and str(checkpoint) in told.error and f"Delete the folder {checkpoint.parent}" in told.error
+    assert made.status == "finished"
+    shutil.rmtree(checkpoint.parent)
+    assert not sweep(SPECS[:1], tmp_path)[0].failed
+
+
+@pytest.mark.parametrize("missing", ["model", "trainer", "rows", "identity"])
+def test_a_checkpoint_with_a_part_missing_is_named(tmp_path, missing):
+    checkpoint = stopped(SPECS[1], tmp_path)
+    state = torch.load(checkpoint, weights_only=True)
+    del state[missing]
+    torch.save(state, checkpoint)
+    (told,) = sweep(SPECS[1:2], tmp_path)
+    assert told.failed and str(checkpoint) in told.error and missing in told.error
+
+
+def stopped(spec, results):
+    """Stop a run after a few steps; returns its checkpoint, which is whole."""
+
+    class Stop(Exception):
+        pass
+
+    def stop(row):
+        if row["step"] == 20:
+            raise Stop
+
+    folder = spec.folder(results)
+    folder.mkdir(parents=True)
+    training = Training(spec.resolve(), METHODS[spec.method], spec.seed, spec.rate)
+    with pytest.raises(Stop):
+        train(training, folder, describe(spec, training.task), checkpoint_every=0.0, observe=stop)
+    return folder / CHECKPOINT
 
 
 def test_full_disk_in_the_middle_stops_with_the_folder_in_the_message(tmp_path, monkeypatch):
@@ -212,10 +288,10 @@ def test_cluster_gives_bitwise_the_same_and_the_files_come_back(tmp_path, schedu
 
     with Client(scheduler, timeout="60s", set_as_default=False) as client:
         client.wait_for_workers(2, timeout=60)
-    broken = Spec("diabetes", "anderson", 0, overrides={"steps": 60, "solver": "none such"})
+    broken = Spec("diabetes", "anderson", 0, overrides={"steps": 60, "safeguard": "none such"})
     outcomes = sweep([*SPECS, broken], tmp_path / "cluster", scheduler=scheduler)
     failed = [outcome for outcome in outcomes if outcome.failed]
-    assert [outcome.spec for outcome in failed] == [broken] and "Invalid solver" in failed[0].error
+    assert [outcome.spec for outcome in failed] == [broken] and "Invalid safeguard" in failed[0].error
     sweep(SPECS, tmp_path / "here")
     assert same(tmp_path / "cluster", tmp_path / "here")
     kept = {path.name for path in SPECS[0].folder(tmp_path / "cluster").iterdir()}

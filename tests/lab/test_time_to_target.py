@@ -8,7 +8,6 @@ from pathlib import Path
 
 import pytest
 from fake_results import write_run
-from lab.shared import BESIDE
 
 from benchmarks.time_to_target import calibration
 from benchmarks.time_to_target.field import BASE, SETTINGS, entrants, rates, tuning_specs
@@ -148,7 +147,7 @@ def race(folder, *words):
     """The benchmark as a process; returns what it said."""
     command = [sys.executable, "-m", "benchmarks.time_to_target", "--results", "runs", "--out", "page", *words]
     paths = os.pathsep.join([str(ROOT), str(ROOT / "src")])
-    environment = os.environ | {"PYTHONPATH": paths, "TORCH_ANDERSON_DATA": str(BESIDE), "OMP_NUM_THREADS": "1"}
+    environment = os.environ | {"PYTHONPATH": paths, "OMP_NUM_THREADS": "1"}
     return subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True)
 
 

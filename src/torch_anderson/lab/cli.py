@@ -67,6 +67,8 @@ class Engine:
         jobs = cpu_count() if self.jobs is None else self.jobs
         if jobs < 1:
             raise BadInput(f"Invalid jobs: {jobs}. Allowed: 1 and more.")
+        if not self.checkpoint_every >= 0:  # nor NaN, with which none would ever be due
+            raise BadInput(f"Invalid checkpoint_every: {self.checkpoint_every}. Allowed: 0 and more seconds.")
         if (self.backend == "dask") != (self.scheduler is not None):
             raise BadInput("For a cluster give both: --backend dask --scheduler ADDRESS.")
         return {"jobs": jobs, "scheduler": self.scheduler, "checkpoint_every": self.checkpoint_every}
@@ -252,8 +254,11 @@ class Bench:
 
     def __call__(self, console: Console) -> int:
         """Carry it out; returns the exit code."""
+        from .arguments import BadInput
         from .bench import COLUMNS, measurements
 
+        if self.repeats < 1:
+            raise BadInput(f"Invalid repeats: {self.repeats}. Allowed: 1 and more.")
         show_table(console, "The lab", COLUMNS, measurements(self.repeats))
         return OK
 

@@ -18,7 +18,7 @@ from . import statistics as st
 from .methods import METHODS
 from .results import METRICS, DamagedRun, Run
 from .runner import defaults
-from .task import ANDERSON_OPTIONS
+from .task import ANDERSON_SETTINGS
 from .tasks import TASKS
 
 BASE = "base"
@@ -43,7 +43,7 @@ def settings_without(run: Run, names: Container[str]) -> str:
 
 def problem(run: Run) -> str:
     """The task with all settings but those of Anderson: what runs to be compared have in common."""
-    return run.task + settings_without(run, ANDERSON_OPTIONS)
+    return run.task + settings_without(run, ANDERSON_SETTINGS)
 
 
 @dataclass(frozen=True)

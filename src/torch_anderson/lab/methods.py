@@ -1,7 +1,7 @@
-"""The methods that are compared: one table, one line a method.
+"""The table of methods that are compared.
 
-To add one, write how it trains (a ``Trainer``, or one of those in ``trainers.py`` with other options) and add a line to
-``METHODS``.
+To add one, define how it trains (a ``Trainer``, or one of those in ``trainers.py`` with other options) and add a line
+to ``METHODS``.
 """
 
 from collections.abc import Callable
@@ -15,13 +15,14 @@ from torch import nn
 from torch.optim import Optimizer
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
-from torch_anderson import Anderson, Discrepancy
+from torch_anderson import Anderson, GaussNewton
 
 from .peers import adamw_cosine, has_reference, muon, reference, soap, soap_optimizer
 from .task import Task
 from .trainers import (
     AndersonTrainer,
     AveragingTrainer,
+    GaussNewtonTrainer,
     LBFGSTrainer,
     LookaheadTrainer,
     ScheduleFreeTrainer,
@@ -30,7 +31,7 @@ from .trainers import (
 from .tuning import tuned_rate
 
 NEVER = 2**62
-"""A warm-up that does not end: what is left of Anderson is its average."""
+"""A warm-up that does not end: of Anderson, only its average takes effect."""
 EMA_DECAY = 0.99
 SWA_START = 0.75
 """Share of the run after which stochastic weight averaging begins."""
@@ -64,18 +65,13 @@ def anderson_default(task: Task, model: nn.Module, rate: float) -> Trainer:
     return AndersonTrainer(task, model, Anderson(base(task, model, rate)))
 
 
-def discrepancy(
-    task: Task, model: nn.Module, rate: float, use: str, optimizer: Callable[[Task, nn.Module, float], Optimizer] = base
+def gauss_newton(
+    task: Task, model: nn.Module, rate: float, make_base: Callable[[Task, nn.Module, float], Optimizer] = base
 ) -> Trainer:
-    """Anderson driven by the discrepancy, with no option set but what it is for and what a forward pass costs."""
+    """GaussNewton with no option set but the task's loss and the cost of a forward pass."""
     cost = task.forward_cost * task.probe_factor
-    driver = Discrepancy(task.discrepancy, use=use, forward_cost=cost, most_batches=task.most_batches)
-    return AndersonTrainer(task, model, Anderson(optimizer(task, model, rate), discrepancy=driver))
-
-
-def discrepancy_soap(task: Task, model: nn.Module, rate: float) -> Trainer:
-    """On SOAP: jumps for a PINN, weights to evaluate with for mini-batches."""
-    return discrepancy(task, model, rate, "training" if task.pinn else "evaluation", soap_optimizer)
+    optimizer = GaussNewton(make_base(task, model, rate), loss=task.loss, forward_cost=cost)
+    return GaussNewtonTrainer(task, model, optimizer)
 
 
 def ema(task: Task, model: nn.Module, rate: float) -> Trainer:
@@ -112,24 +108,25 @@ def aadl(task: Task, model: nn.Module, rate: float) -> Trainer:
 
 
 def anderson_speed(task: Task) -> float:
-    """How much of the base's speed is left with coefficients near 0: relaxation cuts one step in ``period``."""
-    return 1 - (1 - task.relaxation) / task.period
+    """The part of the base's speed that is left with coefficients near 0.
+
+    Relaxation shortens the ``residual_steps`` that a jump spans, once every ``period`` steps.
+    """
+    return 1 - (1 - task.relaxation) * task.residual_steps / task.period
 
 
 def average_speed(task: Task) -> float:
-    """How much of the base's speed is left when each step goes back to the mean of the last ``average_window``."""
-    if task.residual == "cycle":
-        return 1 - max(task.average_window - 1, 0) / (2 * task.period)
+    """The part of the base's speed that is left when each step starts from the mean of ``average_window`` iterates."""
     return 2 / (task.average_window + 1) if task.average_window else 1.0
 
 
 def speed_of_both(task: Task) -> float:
-    """What relaxation and average leave together."""
+    """The part of the base's speed that relaxation and average leave together."""
     return anderson_speed(task) * average_speed(task)
 
 
 def full_speed(task: Task) -> float:
-    """That of the base."""
+    """The base's speed."""
     return 1.0
 
 
@@ -144,12 +141,12 @@ def is_pinn(task: Task) -> bool:
 
 
 def averages(task: Task) -> bool:
-    """Where there is a window to average over."""
-    return task.average_window > 0
+    """Where there is a window, and residuals span one step, as the average requires."""
+    return task.average_window > 0 and task.residual_steps == 1
 
 
 def relaxes(task: Task) -> bool:
-    """Where Anderson goes a part of the way only."""
+    """Where Anderson makes less than the full jump."""
     return anderson_speed(task) != 1
 
 
@@ -163,24 +160,24 @@ class Method:
     """One line of the table."""
 
     name: str
-    """As on the command line."""
+    """The name on the command line."""
     label: str
-    """As in figures and tables."""
+    """The name in figures and tables."""
     kind: str
     """paper, control, peer or ours."""
     about: str
     """One sentence."""
     make: Callable[[Task, nn.Module, float], Trainer]
-    """From the task's settings, a model and a learning rate."""
+    """Makes the trainer from the task's settings, a model and a learning rate."""
     speed: Callable[[Task], float] = full_speed
-    """What the task's learning rate is multiplied by."""
+    """Factor of the task's learning rate."""
     tuned: bool = False
-    """Whether its learning rate is the one found by ``torch-anderson tune``, if it was."""
+    """Whether it uses the learning rate found by ``torch-anderson tune``, where there is one."""
     applies: Callable[[Task], bool] = always
-    """Whether it makes sense for a task, and is not another method in disguise."""
+    """Whether it makes sense for a task, and differs from the other methods there."""
 
     def rate(self, task: Task, given: bool = False) -> float:
-        """The learning rate it starts with. A rate that was ``given`` is taken as it is, never for an untuned one."""
+        """The initial learning rate. A rate that was ``given`` is used in place of the tuned one."""
         rate = tuned_rate(task, self.name) if self.tuned and not given else task.learning_rate
         return rate * self.speed(task)
 
@@ -190,7 +187,7 @@ METHODS = {
     for method in (
         Method("base", "base", "paper", "The base optimizer at the paper's learning rate.", plain),
         Method("anderson", "Anderson", "paper", "With Anderson acceleration, the paper's settings.",
-               partial(anderson, average_window=0)),
+               partial(anderson, average=None)),
         Method("anderson+average", "Anderson + average", "paper", "The same, with the adaptive moving average.",
                anderson, applies=averages),
         Method("average", "average only", "control", "The moving average without Anderson.",
@@ -206,14 +203,10 @@ METHODS = {
                applies=relaxes_and_averages),
         Method("anderson-default", "Anderson, our defaults", "ours", "Anderson(base) with no option set.",
                anderson_default),
-        Method("discrepancy", "discrepancy-driven", "ours", "Jumps that the model's outputs on a batch ask for.",
-               partial(discrepancy, use="training"), tuned=True, applies=is_pinn),
-        Method("discrepancy-weights", "discrepancy, evaluation weights", "ours",
-               "Judged by the mixture of weights that batches like best; training is the base's.",
-               partial(discrepancy, use="evaluation"), tuned=True),
-        Method("discrepancy-soap", "discrepancy on SOAP", "ours",
-               "The same on SOAP: jumps for a PINN, evaluation weights for mini-batches.",
-               discrepancy_soap, tuned=True),
+        Method("gauss-newton", "Gauss-Newton", "ours", "GaussNewton(base): jumps computed from the model's residuals.",
+               gauss_newton, tuned=True, applies=is_pinn),
+        Method("gauss-newton-soap", "Gauss-Newton on SOAP", "ours", "GaussNewton around SOAP.",
+               partial(gauss_newton, make_base=soap_optimizer), tuned=True, applies=is_pinn),
         Method("base-tuned", "base, tuned", "peer", "The base at a tuned learning rate.", plain, tuned=True),
         Method("ema", "EMA", "peer", f"Judged by an exponential moving average of the weights ({EMA_DECAY}).",
                ema, tuned=True),

@@ -10,7 +10,7 @@ from typing import Any, Self
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
 
-from .results import DamagedRun, is_complete, read_json
+from .results import DamagedRun, is_complete, read_record
 from .runner import PROGRESS, Spec
 from .screen import raw
 from .sweep import Outcome
@@ -18,6 +18,8 @@ from .tasks import TASKS
 
 POLL_EVERY = 0.5
 """Seconds between two looks at the signs of life that runs leave in their folders."""
+SIGN_KINDS = {"step": int | float, "steps": int, "loss": int | float | None}
+"""What a sign of life holds at least: key -> kind of the value."""
 
 
 @contextmanager
@@ -118,11 +120,14 @@ def stamp(folder: Path) -> int | None:
 
 
 def sign_of_life(folder: Path, before: int | None = None) -> dict[str, Any] | None:
-    """What the run in this folder last said of itself, unless that has the stamp ``before``."""
+    """What the run in this folder last said of itself, unless that has the stamp ``before`` or is damaged."""
+    if stamp(folder) == before:
+        return None
     try:
-        return read_json(folder / PROGRESS) if stamp(folder) != before else None
+        sign = read_record(folder / PROGRESS, SIGN_KINDS)
     except DamagedRun:  # it ended meanwhile
         return None
+    return sign if sign["steps"] > 0 else None
 
 
 def title(spec: Spec) -> str:

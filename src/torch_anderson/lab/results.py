@@ -24,10 +24,15 @@ import pandas as pd
 from numpy.typing import NDArray
 
 CONFIG, METRICS, SUMMARY, PICTURES = "config.json", "metrics.jsonl", "summary.json", "pictures.npz"
-CONFIG_KEYS = ("task", "method", "variant", "seed", "profile", "settings", "overrides", "versions", "hardware", "date")
-SUMMARY_KEYS = (
-    "status", "steps", "seconds", "cpu_seconds", "learning_rate", "final", "best", "references", "stats"
-)  # fmt: skip
+CONFIG_KINDS = {
+    "task": str, "method": str, "variant": str, "seed": int, "profile": str, "settings": dict, "overrides": dict,
+    "versions": dict, "hardware": dict, "date": str,
+}  # fmt: skip
+SUMMARY_KINDS = {
+    "status": str, "steps": int | float, "seconds": int | float, "cpu_seconds": int | float,
+    "learning_rate": int | float, "final": dict, "best": dict, "references": dict, "stats": dict,
+}  # fmt: skip
+"""What a file holds at least: key -> kind of the value."""
 FINISHED, DIVERGED = "finished", "diverged"
 
 
@@ -104,11 +109,17 @@ def is_complete(folder: Path) -> bool:
 
 def load_run(folder: Path) -> Run:
     """A completed run; raises ``DamagedRun``."""
-    config, summary = (read_json(folder / name) for name in (CONFIG, SUMMARY))
-    for name, content, keys in ((CONFIG, config, CONFIG_KEYS), (SUMMARY, summary, SUMMARY_KEYS)):
-        if missing := [key for key in keys if key not in content]:
-            raise DamagedRun(f"{folder / name}: no {', '.join(missing)} in it; not written by torch-anderson?")
-    return Run(folder, config, summary)
+    return Run(folder, read_record(folder / CONFIG, CONFIG_KINDS), read_record(folder / SUMMARY, SUMMARY_KINDS))
+
+
+def read_record(path: Path, kinds: Mapping[str, Any]) -> dict[str, Any]:
+    """The object in a JSON file that has all of these keys, with values of these kinds; raises ``DamagedRun``."""
+    content = read_json(path)
+    if missing := [key for key in kinds if key not in content]:
+        raise DamagedRun(f"{path}: no {', '.join(missing)} in it; not written by torch-anderson?")
+    if wrong := [key for key, kind in kinds.items() if not isinstance(content[key], kind)]:
+        raise DamagedRun(f"{path}: damaged (a value of a wrong kind for {', '.join(wrong)})")
+    return content
 
 
 def load_runs(results: Path) -> tuple[list[Run], list[str]]:

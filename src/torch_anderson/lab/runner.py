@@ -21,7 +21,7 @@ import torch
 
 from . import results
 from .methods import METHODS, Method
-from .results import CONFIG, DIVERGED, FINISHED, METRICS, PICTURES, SUMMARY, write_bytes, write_json
+from .results import CONFIG, DIVERGED, FINISHED, METRICS, PICTURES, SUMMARY, DamagedRun, write_bytes, write_json
 from .task import Metrics, Problem, Task
 from .tasks import TASKS
 from .trainers import Trainer
@@ -226,13 +226,21 @@ def finish(training: Training, folder: Path, config: Mapping[str, Any]) -> None:
 
 
 def resume(training: Training, folder: Path, config: Mapping[str, Any]) -> None:
-    """Go on from the checkpoint in the folder, if there is one of this very run."""
+    """Go on from the checkpoint in the folder, if there is one of this very run; raises ``DamagedRun``."""
     path = folder / CHECKPOINT
     if not path.exists():
         return
-    state = torch.load(path, weights_only=True)
-    if state["identity"] == identity(config):
-        training.load_state_dict(state)
+    try:
+        state = torch.load(path, weights_only=True)
+        if state["identity"] == identity(config):
+            training.load_state_dict(state)
+    except Exception as error:  # there is no end to what unpickling and loading may raise
+        raise DamagedRun(f"{path}: cannot be resumed ({type(error).__name__}: {first_line(error)})") from error
+
+
+def first_line(error: Exception) -> str:
+    """The message without the advice to programmers that PyTorch appends."""
+    return str(error).partition("\n")[0]
 
 
 def save_checkpoint(training: Training, folder: Path, config: Mapping[str, Any]) -> None:

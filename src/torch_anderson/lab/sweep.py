@@ -20,7 +20,7 @@ from joblib import Parallel, delayed, parallel_config
 from joblib.externals.loky.process_executor import BrokenProcessPool
 from threadpoolctl import threadpool_limits
 
-from .results import is_complete, load_run
+from .results import DamagedRun, is_complete, load_run
 from .runner import Spec, run
 
 FAILED = "failed"
@@ -95,8 +95,7 @@ def _outcomes(
 ) -> Iterator[Outcome]:
     left = unfinished(specs, results)
     # The runner makes nothing of a complete run, but sees whether its settings are the same: known before any work.
-    done = [outcome_of(spec, run(spec, results)) for spec in specs if spec not in left]
-    yield from (replace(outcome, done_before=True) for outcome in done)
+    yield from [done_before(spec, results) for spec in specs if spec not in left]
     if scheduler is not None:
         from .cluster import on_cluster
 
@@ -105,6 +104,14 @@ def _outcomes(
         yield from (attempt(spec, results, checkpoint_every) for spec in left)
     else:
         yield from in_processes(left, results, jobs, checkpoint_every)
+
+
+def done_before(spec: Spec, results: Path) -> Outcome:
+    """The outcome of a run that is complete already, or of one that is damaged; raises ``OtherSettings``."""
+    try:
+        return replace(outcome_of(spec, run(spec, results)), done_before=True)
+    except DamagedRun as problem:
+        return failure(spec, results, problem)
 
 
 def unfinished(specs: Iterable[Spec], results: Path) -> list[Spec]:
@@ -180,12 +187,15 @@ def outcome_of(spec: Spec, folder: Path) -> Outcome:
 
 def failure(spec: Spec, results: Path, error: Exception | str) -> Outcome:
     """The outcome of a run that has no result."""
+    folder = spec.folder(results)
+    if isinstance(error, DamagedRun):
+        error = f"{error}. Delete the folder {folder}, and the same command makes this run again."
     if isinstance(error, str):
-        return Outcome(spec, spec.folder(results), FAILED, error=error)
+        return Outcome(spec, folder, FAILED, error=error)
     full = isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT)
     details = "".join(traceback.format_exception(error))
     message = disk_full(results) if full else "".join(traceback.format_exception_only(error)).strip()
-    return Outcome(spec, spec.folder(results), FAILED, error=message, details=details, disk_full=full)
+    return Outcome(spec, folder, FAILED, error=message, details=details, disk_full=full)
 
 
 def record_error(outcome: Outcome) -> None:

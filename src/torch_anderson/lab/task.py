@@ -12,11 +12,17 @@ from typing import Any, ClassVar
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from torch_anderson import Anderson
+from torch_anderson import Anderson, MovingAverage
+
+from .ranges import check_ranges
 
 Metrics = dict[str, float]
-NOT_OPTIONS_OF_A_TASK = ("base", "discrepancy", "storage")
-ANDERSON_OPTIONS = tuple(name for name in signature(Anderson).parameters if name not in NOT_OPTIONS_OF_A_TASK)
+NOT_SETTINGS = ("base", "average", "storage", "process_group")
+"""Parameters of ``Anderson`` that no setting of a task is named after."""
+SHARED_OPTIONS = tuple(name for name in signature(Anderson).parameters if name not in NOT_SETTINGS)
+"""Options of ``Anderson`` that are settings of a task by the same name."""
+ANDERSON_SETTINGS = (*SHARED_OPTIONS, "average_window", "average_tolerance", "average_criterion")
+"""All settings of a task that concern Anderson."""
 
 
 class Problem(ABC):
@@ -33,18 +39,18 @@ class Problem(ABC):
 
     @abstractmethod
     def outputs(self, step: int, factor: int = 1) -> tuple[Tensor, ...]:
-        """What the discrepancy compares on that batch: (predictions, targets), or residuals where they shall be zero.
+        """The model's outputs on that batch: (predictions, targets), or residuals that training drives to zero.
 
-        The mean of squares or the cross-entropy of them, as ``Task.discrepancy`` says, is the loss. With a ``factor``
-        above 1, on a fresh batch so many times as large, which depends on the seed and the step alone as well.
+        Their mean square or cross-entropy, as ``Task.loss`` says, is the training loss. With a ``factor`` above 1, they
+        are outputs on a fresh batch, ``factor`` times as large, which depends on the seed and the step alone as well.
         """
 
     @abstractmethod
     def evaluate(self) -> Metrics:
-        """Validation metrics at the model's present weights; ``Task.metric`` is among them."""
+        """Validation metrics at the model's present weights, including ``Task.metric``."""
 
     def references(self) -> dict[str, Metrics]:
-        """What to compare with that is not trained: name of the predictor -> its metrics."""
+        """Metrics of predictors that are not trained by us, by the predictor's name, for comparison."""
         return {}
 
     def pictures(self) -> dict[str, NDArray[Any]]:
@@ -66,29 +72,27 @@ class Task(ABC):
     """All that ``Problem.evaluate`` returns, with a label for each."""
     quick: ClassVar[Mapping[str, Any]]
     """Settings of the quick profile that differ."""
-    discrepancy: ClassVar[str]
-    """How the loss follows from ``Problem.outputs``: as in ``torch_anderson.Discrepancy``."""
+    loss: ClassVar[str]
+    """How the training loss follows from ``Problem.outputs``: the option ``loss`` of ``GaussNewton``."""
     pinn: ClassVar[bool] = False
     """Whether it is a physics-informed network: L-BFGS is a peer there."""
 
     steps: int
     """Gradient evaluations in a run."""
     learning_rate: float
-    """Of the base optimizer at the start."""
+    """Initial learning rate of the base optimizer."""
     decay_factor: float = 1.0
     """The learning rate is multiplied by this ..."""
     decay_every: int = 0
-    """... each time so many steps have been made; 0 for never."""
+    """... after every so many steps; 0 for never."""
     evaluate_every: int = 10
     """Steps between two evaluations."""
     optimizer: str = "adam"
     """The base optimizer: adam, nesterov (momentum 0.9) or sgd."""
     forward_cost: float = 1 / 3
-    """Of ``Problem.outputs`` without a graph, in gradients."""
+    """Cost of ``Problem.outputs`` without a graph, relative to a gradient evaluation."""
     probe_factor: int = 1
-    """Size of the batch that accelerations by the discrepancy look at, in batches; 1 for the step's own."""
-    most_batches: int = 1
-    """Above 1, the discrepancy chooses that size by itself, up to this."""
+    """Size of the batch on which Gauss-Newton jumps are computed, in batches; 1 for the batch of the step."""
     tol: float = 0.0
     """Stop when the loss on a batch is below this (the paper's stop test)."""
 
@@ -98,32 +102,36 @@ class Task(ABC):
     store_period: int
     relaxation: float
     average_window: int
-    """Used by the methods with an average only."""
+    """The window of ``MovingAverage``, 0 for none; used only by the methods with an average."""
     average_tolerance: float = 0.1
     average_criterion: str = "paper"
     safeguard: str | None = "residual"
-    mixing: str = "paper"
     warmup: int = 0
-    residual: str = "step"
-    regularization: float = 1e-12
-    solver: str = "gram"
+    residual_steps: int = 1
+    regularization: float | None = 1e-12
+    """None for the library's own choice, which depends on the noise where ``residual_steps`` is above 1."""
     max_jump: float = 2.0
-    on_accept: str = "keep"
 
     def __post_init__(self) -> None:
+        check_ranges(self)
         if self.probe_factor < 1:
             raise ValueError(f"Invalid probe_factor: {self.probe_factor}. Allowed: 1 and more batches.")
-        if self.most_batches < 1 or (self.most_batches > 1 and self.probe_factor > 1):
-            raise ValueError(f"Invalid most_batches: {self.most_batches}. Allowed: 1 and more, if probe_factor is 1.")
 
     @abstractmethod
     def start(self, seed: int) -> Problem:
         """The problem of this seed. The caller has seeded torch's global generator with it."""
 
     def rate_factor(self, step: int) -> float:
-        """What the schedule multiplies the learning rate by at this step (from 0)."""
+        """The factor of the learning rate at this step (from 0)."""
         return self.decay_factor ** (step // self.decay_every) if self.decay_every else 1.0
 
     def anderson_options(self) -> dict[str, Any]:
-        """The fields that are options of ``Anderson``, average included."""
-        return {name: getattr(self, name) for name in ANDERSON_OPTIONS}
+        """The options of ``Anderson`` that the settings amount to, the average included."""
+        return {name: getattr(self, name) for name in SHARED_OPTIONS} | {"average": self.average}
+
+    @property
+    def average(self) -> MovingAverage | None:
+        """The moving average of the settings; None for a window of 0."""
+        if not self.average_window:
+            return None
+        return MovingAverage(self.average_window, tolerance=self.average_tolerance, criterion=self.average_criterion)

@@ -1,8 +1,8 @@
-"""How methods train: an optimizer with its schedule, and the weights it wants to be judged by."""
+"""How methods train: an optimizer with its schedule, and the weights that are evaluated."""
 
 import copy
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import partial
 from statistics import median
@@ -15,20 +15,21 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LambdaLR
 from torch.optim.swa_utils import AveragedModel
 
-from torch_anderson import Acceleration, Anderson
+from torch_anderson import Anderson, GaussNewton, JumpRecord
 
 from .task import Problem, Task
 
 LOOKAHEAD_STEPS, LOOKAHEAD_RATE = 5, 0.5
 LBFGS_START = 0.25
-"""Share of the run that Adam gets before L-BFGS."""
+"""Share of the run in which Adam trains before L-BFGS."""
 
 
 class Trainer:
-    """A method at work on a model: an optimizer with its schedule, and the weights it wants to be judged by.
+    """Trains a model with one method: an optimizer with its schedule, and the weights that are evaluated.
 
-    A subclass says in ``step`` what one step does and what it costs: a gradient counts 1, a forward pass alone
-    ``Task.forward_cost``. Batches are numbered by steps; schedules go by what was spent, so that they fit the budget.
+    A subclass defines in ``step`` what one step does and what it costs: a gradient counts 1, a forward pass alone
+    ``Task.forward_cost``. Batches are numbered by steps; schedules depend on the cost so far, so that they fit the
+    budget.
     """
 
     def __init__(self, task: Task, model: nn.Module, optimizer: Optimizer) -> None:
@@ -49,7 +50,7 @@ class Trainer:
         return loss
 
     def step(self, problem: Problem, step: int) -> tuple[float, float]:
-        """Train on the batch of this step (from 0); returns its loss, and what the step cost."""
+        """Train on the batch of this step (from 0); returns its loss, and the cost of the step."""
         self.optimizer.zero_grad()
         loss = problem.loss(step)
         loss.backward()
@@ -57,110 +58,128 @@ class Trainer:
         return loss.item(), 1
 
     def rate_factor(self) -> float:
-        """What the schedule multiplies the learning rate by now; the task's own."""
+        """The present factor of the learning rate by the task's schedule."""
         return self.task.rate_factor(int(self.spent))
 
     def evaluation_weights(self) -> AbstractContextManager[None]:
-        """A context in which the model has the weights to be judged by.
+        """A context in which the model has the weights that are evaluated.
 
-        Evaluations are neither timed nor counted: what it costs to find these weights belongs into ``step``.
+        Evaluations are neither timed nor counted: the cost of finding these weights belongs to ``step``.
         """
         return nullcontext()
 
     def stats(self) -> dict[str, float]:
-        """Numbers about the run that are the method's own."""
+        """Numbers about the run that only this method has."""
         return {}
 
     def state_dict(self) -> dict[str, Any]:
-        """All that changes while training, for a checkpoint."""
+        """Everything that changes while training, for a checkpoint."""
         optimizer, schedule = self.optimizer.state_dict(), self.schedule.state_dict()
         return {"optimizer": optimizer, "schedule": schedule, "counters": [self.steps, self.spent]}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Go on where a checkpoint stopped."""
+        """Continue from a checkpoint."""
         self.steps, self.spent = state["counters"]
         self.optimizer.load_state_dict(state["optimizer"])
         self.schedule.load_state_dict(state["schedule"])
 
 
-class AndersonTrainer(Trainer):
-    """Anderson around the base, with a sample of what its accelerations were like."""
+class AcceleratedTrainer(Trainer):
+    """An accelerator around the base, and a sample of its jumps.
+
+    A subclass gives the accelerator what it may evaluate (``set_batch``) and states what one evaluation costs.
+    """
 
     SAMPLE_EVERY = 10
-    """Condition numbers cost an eigenvalue problem each."""
+    """Jumps from one sampled to the next: each condition number costs an eigenvalue problem."""
 
-    optimizer: Anderson
+    optimizer: Anderson | GaussNewton
 
-    def __init__(self, task: Task, model: nn.Module, optimizer: Anderson) -> None:
+    def __init__(self, task: Task, model: nn.Module, optimizer: Anderson | GaussNewton) -> None:
         super().__init__(task, model, optimizer)
         self.sample: list[tuple[float, float]] = []
         self.seen = 0
         optimizer.register_acceleration_hook(self._look)
 
     def step(self, problem: Problem, step: int) -> tuple[float, float]:
-        """As the plain step, with what a safeguard or a discrepancy may ask for; what they evaluate is paid for."""
-        self.optimizer.set_batch(loss_fn=partial(problem.loss, step), outputs=self._outputs(problem, step))
+        """The plain step; forward passes that the accelerator makes are added to its cost."""
+        self.set_batch(problem, step)
         before = self.evaluations
         loss, cost = super().step(problem, step)
         return loss, cost + self.evaluation_cost * (self.evaluations - before)
 
-    def _outputs(self, problem: Problem, step: int) -> Callable[..., Any] | None:
-        """On as many batches as the task says, or as the discrepancy may choose."""
-        if self.optimizer.options.discrepancy is None:
-            return None
-        sizes = () if self.task.most_batches > 1 else (self.task.probe_factor,)
-        return partial(problem.outputs, step, *sizes)
-
-    @property
-    def evaluations(self) -> int:
-        """Forward passes that Anderson has made."""
-        return self.optimizer.stats.counts["extra_evaluations"]
+    def set_batch(self, problem: Problem, step: int) -> None:
+        """Give the accelerator what it may evaluate in this step."""
+        raise NotImplementedError
 
     @property
     def evaluation_cost(self) -> float:
-        """Of one of them: of a batch, or of what accelerations by the discrepancy look at."""
-        return self.task.forward_cost * (self.task.probe_factor if self.optimizer.options.discrepancy else 1)
+        """Cost of one forward pass that the accelerator makes, relative to a gradient evaluation."""
+        return self.task.forward_cost
 
-    def evaluation_weights(self) -> AbstractContextManager[None]:
-        """Those that Anderson keeps for it, if it does."""
-        discrepancy = self.optimizer.options.discrepancy
-        keeps = discrepancy is not None and discrepancy.evaluates
-        return self.optimizer.accelerated_weights(self.model) if keeps else nullcontext()
+    @property
+    def evaluations(self) -> int:
+        """Number of forward passes that the accelerator has made."""
+        return self.optimizer.stats.counts["extra_evaluations"]
 
-    def _look(self, acceleration: Acceleration) -> None:
+    def _look(self, record: JumpRecord) -> None:
         if self.seen % self.SAMPLE_EVERY == 0:
-            self.sample.append((acceleration.condition_number, acceleration.gain))
+            self.sample.append((record.condition_number, record.gain))
         self.seen += 1
 
     def stats(self) -> dict[str, float]:
-        """Anderson's counters, and medians over the run."""
-        counts = {name: value for name, value in self.optimizer.stats.as_dict().items() if name not in PER_ACCELERATION}
+        """The accelerator's counters, and medians over the sampled jumps in place of the numbers of the latest one."""
+        stats = self.optimizer.stats
+        of_one_jump = stats.latest.as_dict() if stats.latest else {}
+        counts = {name: value for name, value in stats.as_dict().items() if name not in of_one_jump}
         conditions, gains = zip(*self.sample, strict=True) if self.sample else ((), ())
         medians = {"condition_number": [x for x in conditions if not math.isnan(x)], "gain": gains}
         return counts | {name: median(values) for name, values in medians.items() if values}
 
     def state_dict(self) -> dict[str, Any]:
-        """The sample too."""
+        """The state of training with the sample."""
         return super().state_dict() | {"sample": list(self.sample), "seen": self.seen}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """The sample too."""
+        """Restore the state of training and the sample."""
         super().load_state_dict(state)
         self.sample, self.seen = list(state["sample"]), state["seen"]
 
 
-PER_ACCELERATION = Acceleration(0, 0, 0, 0, 0, 0).as_dict().keys()
+class AndersonTrainer(AcceleratedTrainer):
+    """Anderson around the base."""
+
+    optimizer: Anderson
+
+    def set_batch(self, problem: Problem, step: int) -> None:
+        """The loss on the batch of this step, for ``safeguard="loss"``."""
+        self.optimizer.set_batch(loss_fn=partial(problem.loss, step))
+
+
+class GaussNewtonTrainer(AcceleratedTrainer):
+    """GaussNewton around the base."""
+
+    optimizer: GaussNewton
+
+    def set_batch(self, problem: Problem, step: int) -> None:
+        """The model's outputs on the batch of this step, or on a fresh and larger one."""
+        self.optimizer.set_batch(outputs=partial(problem.outputs, step, self.task.probe_factor))
+
+    @property
+    def evaluation_cost(self) -> float:
+        """Cost of one forward pass on that batch, relative to a gradient evaluation."""
+        return self.task.forward_cost * self.task.probe_factor
 
 
 class AveragingTrainer(Trainer):
-    """Trains as the base does and is judged by an average of the weights from step ``start`` on."""
+    """The base, evaluated at an average of its weights from step ``start`` on."""
 
     def __init__(self, task: Task, model: nn.Module, optimizer: Optimizer, average: AveragedModel, start: int) -> None:
         super().__init__(task, model, optimizer)
         self.average, self.start = average, start
 
     def step(self, problem: Problem, step: int) -> tuple[float, float]:
-        """The base's step; then the average takes in where it led."""
+        """The base's step; then the average takes in the new weights."""
         outcome = super().step(problem, step)
         if step >= self.start:
             self.average.update_parameters(self.model)
@@ -168,7 +187,7 @@ class AveragingTrainer(Trainer):
 
     @contextmanager
     def evaluation_weights(self) -> Iterator[None]:
-        """The average, as soon as there is one."""
+        """The average, once there is one."""
         if not self.average.n_averaged:
             yield
             return
@@ -176,11 +195,11 @@ class AveragingTrainer(Trainer):
             yield
 
     def state_dict(self) -> dict[str, Any]:
-        """The average too."""
+        """The same with the average."""
         return super().state_dict() | {"average": self.average.state_dict()}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """The average too."""
+        """The same with the average."""
         super().load_state_dict(state)
         self.average.load_state_dict(state["average"])
 
@@ -193,7 +212,7 @@ class LookaheadTrainer(Trainer):
         self.slow = [parameter.detach().clone() for parameter in model.parameters()]
 
     def step(self, problem: Problem, step: int) -> tuple[float, float]:
-        """The base's step; every few, both kinds of weights meet."""
+        """The base's step; every few steps both kinds of weights meet."""
         outcome = super().step(problem, step)
         if (step + 1) % LOOKAHEAD_STEPS == 0:
             fast = [parameter.detach() for parameter in self.model.parameters()]
@@ -206,17 +225,17 @@ class LookaheadTrainer(Trainer):
         return swapped(self.model, self.slow)
 
     def state_dict(self) -> dict[str, Any]:
-        """The slow weights too."""
+        """The same with the slow weights."""
         return super().state_dict() | {"slow": self.slow}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """The slow weights too."""
+        """The same with the slow weights."""
         super().load_state_dict(state)
         torch._foreach_copy_(self.slow, state["slow"])
 
 
 class ScheduleFreeTrainer(Trainer):
-    """Schedule-free AdamW (Defazio et al. 2024), which brings its own averaging in place of a schedule."""
+    """Schedule-free AdamW (Defazio et al. 2024), which averages in place of a schedule."""
 
     optimizer: AdamWScheduleFree
 
@@ -230,7 +249,7 @@ class ScheduleFreeTrainer(Trainer):
 
     @contextmanager
     def evaluation_weights(self) -> Iterator[None]:
-        """Its averaged weights. The training ones come back from a copy: changing over rounds."""
+        """The averaged weights. Those of training are restored from a copy, as converting back would round."""
         training = [parameter.detach().clone() for parameter in self.model.parameters()]
         self.optimizer.eval()
         try:
@@ -241,10 +260,10 @@ class ScheduleFreeTrainer(Trainer):
 
 
 class LBFGSTrainer(Trainer):
-    """Adam first, then L-BFGS on one batch that is kept: a changing one breaks its curvature pairs."""
+    """Adam first, then L-BFGS on one fixed batch: a changing batch would break its curvature pairs."""
 
     EVALUATIONS = 25
-    """At most so many in one call."""
+    """Largest number of gradients in one call."""
 
     def __init__(self, task: Task, model: nn.Module, optimizer: Optimizer) -> None:
         super().__init__(task, model, optimizer)
@@ -254,7 +273,7 @@ class LBFGSTrainer(Trainer):
         )
 
     def step(self, problem: Problem, step: int) -> tuple[float, float]:
-        """One of Adam's, or a few iterations of L-BFGS."""
+        """One step of Adam, or a few iterations of L-BFGS."""
         if step < self.start:
             return super().step(problem, step)
         evaluations = 0
@@ -271,11 +290,11 @@ class LBFGSTrainer(Trainer):
         return self.lbfgs.step(closure).item(), evaluations
 
     def state_dict(self) -> dict[str, Any]:
-        """Both optimizers."""
+        """The same with L-BFGS."""
         return super().state_dict() | {"lbfgs": self.lbfgs.state_dict()}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Both optimizers."""
+        """The same with L-BFGS."""
         super().load_state_dict(state)
         self.lbfgs.load_state_dict(copy.deepcopy(state["lbfgs"]))
 

@@ -7,16 +7,16 @@ import torch
 from torch import Tensor
 from torch.optim import SGD, Optimizer
 
-from torch_anderson import Anderson, Storage
+from torch_anderson import Anderson, MovingAverage, Storage
 
 from .settings import BadSettings, Settings
 
 NEVER = 2**62
-"""A warm-up that does not end: what is left of Anderson is its average."""
+"""A warm-up that does not end: of Anderson, only its average takes effect."""
 
 
 def make_optimizer(settings: Settings, parameters: Iterable[Tensor]) -> Optimizer:
-    """The base, or Anderson around it; options that they do not like are bad settings."""
+    """The base, or Anderson around it; raises ``BadSettings`` for options that they refuse."""
     rate, momentum, decay = settings.rate, settings.momentum, settings.weight_decay
     try:
         base = SGD(parameters, lr=rate, momentum=momentum, weight_decay=decay, nesterov=True)
@@ -26,9 +26,8 @@ def make_optimizer(settings: Settings, parameters: Iterable[Tensor]) -> Optimize
 
 
 def anderson_options(settings: Settings) -> dict[str, Any]:
-    """Of the method: with acceleration, with average, or with both."""
-    average = settings.average_window if "average" in settings.method else 0
-    options = {"average_window": average, **storage_options(settings)}
+    """The options of a method with acceleration, with the average, or with both."""
+    options = {"average": average(settings), **storage_options(settings)}
     if settings.method == "average":
         return {"warmup": NEVER, "history_size": 1, "safeguard": None, **options}
     return {
@@ -41,8 +40,14 @@ def anderson_options(settings: Settings) -> dict[str, Any]:
     }
 
 
+def average(settings: Settings) -> MovingAverage | None:
+    """The moving average of the methods that have one; None for a window of 0."""
+    averages = "average" in settings.method and settings.average_window > 0
+    return MovingAverage(settings.average_window) if averages else None
+
+
 def storage_options(settings: Settings) -> dict[str, Any]:
-    """Where the history is kept; nothing where nothing is said."""
+    """The option ``storage``, where a setting asks for it."""
     if not (settings.storage_shard or settings.storage_device or settings.storage_dtype):
         return {}
     dtype = getattr(torch, settings.storage_dtype) if settings.storage_dtype else None

@@ -4,8 +4,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
+from ..ranges import ABOVE_ZERO, Range, at_least
+
 POSITIVE = ("batch_size", "image_size", "epochs", "checkpoint_every", "log_every", "period", "store_period")
 NOT_NEGATIVE = ("workers", "warmup_epochs", "average_window", "seed")
+FRACTIONAL = {
+    "rate": ABOVE_ZERO,
+    "weight_decay": at_least(0),
+    "momentum": Range(lambda number: 0 <= number < 1, "0 and more, below 1"),
+}
 
 
 class BadSettings(ValueError):
@@ -67,15 +74,15 @@ class Settings:
     relaxation: float = 0.5
     """β, how far to go towards the accelerated weights."""
     average_window: int = 4
-    """Of the methods with average; the paper does not give it, p - 1 is the longest between two jumps."""
+    """Window of the methods with average. The paper does not give it; p - 1 is the longest between two jumps."""
     safeguard: Literal["residual", "descent", "none"] = "residual"
     """The paper's test of a jump, the library's, or none."""
     storage_shard: bool = False
-    """With ddp: each process keeps its share of the history alone."""
+    """With ddp: each process keeps only its share of the history."""
     storage_device: str | None = None
-    """Where the history is, as in cpu; by default with the parameters."""
-    storage_dtype: Literal["float32", "bfloat16"] | None = None
-    """Of the history; by default that of the parameters."""
+    """Device of the history, such as cpu; by default that of the parameters."""
+    storage_dtype: Literal["bfloat16"] | None = None
+    """Type of the history; by default that of the parameters."""
 
     checkpoint_every: int = 1000
     """Steps between two checkpoints: what is lost at most when a process is killed."""
@@ -89,5 +96,8 @@ class Settings:
         for name in NOT_NEGATIVE:
             if getattr(self, name) < 0:
                 raise BadSettings(f"Invalid {name}: {getattr(self, name)}. Allowed: 0 and more.")
+        for name, allowed in FRACTIONAL.items():
+            if not allowed.holds(getattr(self, name)):
+                raise BadSettings(f"Invalid {name}: {getattr(self, name)}. Allowed: {allowed.words}.")
         if self.limit_batches is not None and self.limit_batches < 1:
             raise BadSettings(f"Invalid limit_batches: {self.limit_batches}. Allowed: 1 and more.")

@@ -24,7 +24,7 @@ from .points import boundary_points, generator, uniform_points
 from .product import Product
 
 TRAINING, VALIDATION, ERROR, PROBE = range(4)
-"""What random points are for: each use has numbers of its own."""
+"""Uses of random points: each has separate random numbers."""
 PRECISIONS = ("float32", "float64")
 
 
@@ -57,12 +57,12 @@ class BurgersProblem(Problem):
 
     @torch.no_grad()
     def outputs(self, step: int, factor: int = 1) -> tuple[Tensor, Tensor]:
-        """The misfits at the batch's points: of the solution, and of the equation."""
+        """The residuals at the batch's points: of the solution, and of the equation."""
         boundary, solution, interior, forcing = self.batch(step, factor)
         return self.model(boundary).double() - solution, self.operator(interior) - forcing
 
     def batch(self, step: int, factor: int = 1) -> Batch:
-        """The points of this step; with a ``factor`` above 1 fresh ones, as many as in so many batches."""
+        """The points of this step; with a ``factor`` above 1, fresh ones, ``factor`` times as many."""
         if factor > 1:
             return self._drawn(factor * self.task.training_share, PROBE, step)
         number = step // self.task.hold if self.task.hold else 0
@@ -117,7 +117,7 @@ class Burgers(Task):
         "mse_f": "MSE of the equation",
         "relative_l2": "relative L2 error",
     }
-    discrepancy: ClassVar[str] = "residual"
+    loss: ClassVar[str] = "residual"
     pinn: ClassVar[bool] = True
 
     steps: int = 3000
@@ -130,7 +130,7 @@ class Burgers(Task):
     boundary_points: int = 400
     """Points of a batch where the solution is given: half at t = 0, half on the boundary of space."""
     interior_points: int = 4000
-    """Points of a batch where the equation shall hold."""
+    """Points of a batch where the residual of the equation is taken."""
     training_share: float = 0.8
     """Part of a batch that is trained on; as many points as are left, drawn once for a seed, are for validation."""
     hold: int = 100
@@ -143,13 +143,8 @@ class Burgers(Task):
         super().__post_init__()
         if self.precision not in PRECISIONS:
             raise ValueError(f"Invalid precision: {self.precision!r}. Allowed: {', '.join(PRECISIONS)}.")
-        if not 0 < self.training_share < 1:
-            raise ValueError(f"Invalid training_share: {self.training_share}. Allowed: between 0 and 1.")
-        if self.hold < 0:
-            raise ValueError(f"Invalid hold: {self.hold}. Allowed: 1 and more steps, or 0 for ever.")
-        for name in ("probe_factor", "most_batches"):
-            if not self.hold and getattr(self, name) > 1:
-                raise ValueError(f"Invalid {name}: {getattr(self, name)}. Allowed: 1, where points are fixed (hold 0).")
+        if not self.hold and self.probe_factor > 1:
+            raise ValueError(f"Invalid probe_factor: {self.probe_factor}. Allowed: 1, where points are fixed (hold 0).")
         for name in ("boundary_points", "interior_points"):
             count = getattr(self, name)
             if not 0 < round(self.training_share * count) < count:

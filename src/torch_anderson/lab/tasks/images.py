@@ -66,7 +66,7 @@ class ImageTask(Task):
 
     metric: ClassVar[str] = "validation_loss"
     metrics: ClassVar[Mapping[str, str]] = {"validation_loss": "validation loss", "validation_error": "error rate"}
-    discrepancy: ClassVar[str] = "cross_entropy"
+    loss: ClassVar[str] = "cross_entropy"
 
     width: int = 64
     depth: int = 2

@@ -16,6 +16,7 @@ from torch.nn.functional import avg_pool2d, cross_entropy, pad
 from torch.optim.swa_utils import update_bn
 
 from ..data import Labelled, load_cifar10, load_fashion
+from ..ranges import at_least, check
 from ..resnet import small_resnet
 from ..task import Metrics, Problem, Task
 from .batches import Batches
@@ -31,7 +32,9 @@ EVALUATIONS = 9
 """In a run, if it is not said how often."""
 CHUNK = 500
 """Images that are looked at together where there is no batch."""
-SIZES = ("training_images", "validation_images", "shrink", "width", "depth", "batch_size", "epochs")
+LEAST_WIDTH = 8
+"""Channels. With fewer, the backward pass of oneDNN 3.12 (torch 2.13) writes past its buffers on processors with AVX2
+but without AVX-512: strided 1 x 1 convolutions of images whose colours are innermost."""
 STATISTICS = 1000
 """Training images from which statistics for evaluation are worked out."""
 
@@ -125,7 +128,7 @@ class ResidualTask(Task):
         "training_loss": "training loss",
         "training_error": "error rate in training",
     }
-    discrepancy: ClassVar[str] = "cross_entropy"
+    loss: ClassVar[str] = "cross_entropy"
     load: ClassVar[Callable[[], Labelled]]
     """All of the data; raises ``MissingData``."""
     quick: ClassVar[Mapping[str, Any]] = {
@@ -159,13 +162,13 @@ class ResidualTask(Task):
     average_window: int = 4
 
     def __post_init__(self) -> None:
-        super().__post_init__()
-        for name in SIZES:
-            if getattr(self, name) < 1:
-                raise ValueError(f"Invalid {name}: {getattr(self, name)}. Allowed: 1 and more.")
-        steps = self.steps or self.epochs * (self.training_images // self.batch_size)
+        for name in ("epochs", "batch_size"):  # before other settings follow from them
+            check(name, getattr(self, name), at_least(1))
+        steps = self.steps or self.epochs * max(self.training_images // self.batch_size, 1)
         object.__setattr__(self, "steps", steps)
         object.__setattr__(self, "evaluate_every", self.evaluate_every or -(-steps // EVALUATIONS))
+        super().__post_init__()
+        check("width", self.width, at_least(LEAST_WIDTH))
 
     def rate_factor(self, step: int) -> float:
         """A slow start, then in proportion to the batch, then a tenth, a hundredth, a thousandth of that."""
@@ -177,8 +180,9 @@ class ResidualTask(Task):
     def start(self, seed: int) -> Problem:
         """Images of both parts; of the training part those that the seed chooses."""
         train_x, train_y, valid_x, valid_y = type(self).load()
-        if self.training_images > len(train_y):
-            raise ValueError(f"Invalid training_images: {self.training_images}. There are {len(train_y)}.")
+        for name, labels in (("training_images", train_y), ("validation_images", valid_y)):
+            if getattr(self, name) > len(labels):
+                raise ValueError(f"Invalid {name}: {getattr(self, name)}. There are {len(labels)}.")
         chosen = np.random.default_rng(seed).permutation(len(train_y))[: self.training_images]
         first = slice(self.validation_images)
         train = small(train_x[chosen], self.shrink), torch.as_tensor(train_y[chosen]).long()

@@ -80,7 +80,7 @@ class TableTask(Task):
 
     metric: ClassVar[str] = "validation_mse"
     metrics: ClassVar[Mapping[str, str]] = {"validation_mse": "validation MSE", "training_mse": "training MSE"}
-    discrepancy: ClassVar[str] = "mse"
+    loss: ClassVar[str] = "mse"
     quick: ClassVar[Mapping[str, Any]] = {"steps": 3_000, "decay_every": 2_000}
 
     steps: int = 15_000

@@ -1,0 +1,130 @@
+"""The adaptive moving average: a window of raw points after each step, and the test whether they are noisy.
+
+The window holds points, never averages of them: averages of averages would slow the drift of the weights by another
+factor of the window's length.
+"""
+
+from dataclasses import dataclass
+from functools import cached_property
+
+import torch
+from torch import Tensor
+
+from .._options import choice, integer, invalid, real
+from .._tensors.blocks import Space, Vector
+from .history import chunks, full_precision
+from .residual import largest
+
+CHUNK = 1 << 15
+"""Columns averaged at once: few enough to stay in a cache."""
+
+
+@dataclass(frozen=True)
+class MovingAverage:
+    """The paper's adaptive moving average, an option of ``Anderson``.
+
+    Args:
+        window: t, number of points.
+        tolerance: epsilon; the average is taken while the window's largest standard deviation is above epsilon times
+            the largest entry of r.
+        criterion: ``"paper"``: deviation from the mean. ``"detrended"``: deviation from a straight line, so that
+            noise-free progress does not count as noise; needs a window of at least 4.
+
+    >>> MovingAverage(window=2, criterion="detrended")
+    Traceback (most recent call last):
+    ValueError: Invalid window: 2. Allowed: an integer of at least 4 with criterion='detrended'.
+    """
+
+    window: int
+    tolerance: float = 0.1
+    criterion: str = "paper"
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "window", integer("window", self.window, 1))
+        tolerance = real("tolerance", self.tolerance, lambda x: x >= 0, "a number of at least 0")
+        object.__setattr__(self, "tolerance", tolerance)
+        choice("criterion", self.criterion, ("paper", "detrended"))
+        if self.criterion == "detrended" and self.window < 4:
+            raise invalid("window", self.window, "an integer of at least 4 with criterion='detrended'")
+
+
+class Window:
+    """The last points of all blocks, in a ring."""
+
+    def __init__(self, settings: MovingAverage, space: Space):
+        self.settings = settings
+        self.length = settings.window
+        self.space = space
+        self.points = space.rows(self.length)
+        self.count = 0
+        """Points since the window was last cleared."""
+        self.stale = 0
+        """Points until the window holds none from before somebody else wrote to the weights."""
+
+    @property
+    def newest(self) -> Vector:
+        """The point that came last."""
+        return [points[(self.count - 1) % self.length] for points in self.points]
+
+    def push(self, point: Vector | None, restart: bool = False) -> None:
+        """Add a point (the present weights if None), in place of the oldest; ``restart``: as the only one."""
+        self.stale = max(self.stale - 1, 0)
+        self.count = 1 if restart else self.count + 1
+        if point is None:
+            self.space.read(self.newest)
+        else:
+            for row, part in zip(self.newest, point, strict=True):
+                row.copy_(part)
+
+    def clear(self) -> None:
+        """Start anew."""
+        self.count = self.stale = 0
+
+    def average(self, residual_max: Tensor, out: Vector) -> Tensor | None:
+        """Put the mean into ``out`` if the points are noisy, else the newest one. Returns whether, on the device.
+
+        None if the window is not full yet. The choice is made on the device, so that no step waits for it.
+        """
+        if self.count < self.length:
+            return None
+        with full_precision(residual_max.device):
+            noise = largest([self._mean(points, part) for points, part in zip(self.points, out, strict=True)])
+        if self.space.ranks.size > 1:
+            noise = torch.full_like(noise, torch.nan) if self.stale else noise  # then no rank averages
+            noise, residual_max = self.space.ranks.largest(torch.stack([noise, residual_max.to(noise)]))
+        noisy = noise > self.settings.tolerance * residual_max.to(noise)
+        for part, newest in zip(out, self.newest, strict=True):
+            torch.where(noisy.to(part.device), part, newest, out=part)
+        return noisy
+
+    def _mean(self, points: Tensor, out: Tensor) -> Tensor:
+        """Put the mean of the points into ``out``; returns the largest standard deviation of an entry.
+
+        Points are shifted by one of them first: raw weights in float32 would be all cancellation. A few passes over a
+        chunk take less time than a product with a t x t projection, and about a tenth of ``torch.var_mean``'s.
+        """
+        mean_weights, line = (weights.to(points) for weights in self._weights)
+        variances = []
+        for a, b in chunks(0, out.numel(), out.device, CHUNK):
+            newest = points[(self.count - 1) % self.length, a:b]
+            deviations = points[:, a:b] - newest
+            mean = torch.mv(deviations.t(), mean_weights)
+            torch.add(mean, newest, out=out[a:b])
+            deviations.sub_(mean)
+            if self.settings.criterion == "detrended":
+                order = line.roll(self.count)
+                deviations.addr_(order, torch.mv(deviations.t(), order), alpha=-1)
+            variances.append(torch.mv(deviations.square_().t(), mean_weights).amax() if b > a else mean.new_zeros(()))
+        return largest(variances).mul_(self.length / self._freedom).sqrt_()
+
+    @property
+    def _freedom(self) -> int:
+        """Degrees of freedom of the noise: a population variance, or about a straight line."""
+        return self.length - 2 if self.settings.criterion == "detrended" else self.length
+
+    @cached_property
+    def _weights(self) -> tuple[Tensor, Tensor]:
+        """Weights of the mean, and of the slope of a straight line through points in order, of length 1."""
+        line = torch.arange(self.length, dtype=torch.float64) - (self.length - 1) / 2
+        line /= torch.linalg.vector_norm(line)
+        return torch.full_like(line, 1 / self.length), line

@@ -1,0 +1,274 @@
+"""The algorithm: one base step is an evaluation of a fixed-point map, whose residuals tell where to jump.
+
+p   period            base steps between two accelerations
+q   store_period      base steps between two stored pairs
+s   residual_steps    base steps that a pair spans
+m   history_size      most columns of the least-squares problem
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
+from math import hypot
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from .._driver import BaseStep, logger
+from .._records import JumpRecord
+from .._tensors.blocks import Space
+from .._tensors.checkpoint import Entries
+from .._tensors.evaluate import LossFn, evaluate
+from .._tensors.members import all_parameters
+from .gram import Problem
+from .memory import AndersonMemory
+from .trial import group_values
+
+NO_LOSS = "Anderson makes plain steps: safeguard='loss' needs step(loss_fn=...) or set_batch(loss_fn=...)."
+
+
+class AndersonDriver(AndersonMemory):
+    """The paper's algorithm."""
+
+    # ------------------------------------------------------------------------------------------------ the algorithm
+
+    def step(self, base_step: BaseStep) -> Any:
+        """Make one base step, then what Anderson acceleration makes of it."""
+        if not self.entered:
+            self.look()
+            self.space.note_gradients()
+        self.notice_outside_writes()
+        k = self.k + 1
+        begins = self.begins_pair(k) and self.begin_pair()
+        if 0 < self.residual.steps == self.options.residual_steps - 1:
+            self.space.note_gradients()  # this step ends the pair, and may be followed by a jump
+        groups = group_values(self.base) if self.trial.record else []
+        may_move = begins or self.has_gradients()
+        loss, loss_fn = base_step()
+        if not self.moved(begins, may_move):
+            self.watch()
+            return loss
+        self.k = k
+        if begins or self.residual.steps:
+            self.residual.count_step()
+        if self.trial.record and not self.settle(groups):
+            return loss
+        residual_max = self.residual.largest_entry() if self.window and begins else None
+        outcome = "plain"
+        if self.residual.steps and self.ends_pair(k):
+            self.store()
+            if k % self.options.period == 0:
+                outcome = self.accelerate(loss_fn)
+        if residual_max is not None and outcome != "pending":
+            self.average(residual_max, restart=outcome == "accepted" and self.options.period > 1)
+        self.watch()
+        return loss
+
+    def begins_pair(self, k: int) -> bool:
+        """Whether the weights before base step k have to be kept."""
+        o = self.options
+        if o.residual_steps > 1:
+            return bool((k - 1) % o.residual_steps == 0 and k - 1 >= o.warmup)
+        return o.average is not None or self.trial.record is not None or self.ends_pair(k)
+
+    def ends_pair(self, k: int) -> bool:
+        """Whether base step k completes a pair to store."""
+        o = self.options
+        if o.residual_steps > 1:
+            return bool(self.residual.steps == o.residual_steps)
+        return bool(k > o.warmup and (k % o.store_period == 0 or k % o.period == 0))
+
+    # --------------------------------------------------------------------------------------------- measuring pairs
+
+    def begin_pair(self) -> bool:
+        """Keep the weights before a measured step; False if no parameter takes part."""
+        if space := Space.if_changed(self.space, self.base.param_groups, self.options.process_group, self.shard):
+            self.follow(space)
+        if not self.agreed:
+            self.agree()
+        if self.space.blocks:
+            self.residual.begin()
+        return bool(self.space.blocks)
+
+    def has_gradients(self) -> bool:
+        """Whether any parameter has a gradient."""
+        return any(p.grad is not None for group in self.base.param_groups for p in group["params"])
+
+    def moved(self, begins: bool, may_move: bool) -> bool:
+        """Whether the base step did anything; a cheap answer where the weights before it were not kept."""
+        if begins and (self.options.residual_steps == 1 or self.space.settled):
+            return self.residual.read()
+        return may_move or self.has_gradients()
+
+    def store(self) -> None:
+        """Add the pair to the history; it starts anew where residuals cannot be compared with the stored ones."""
+        pair = self.residual
+        if not pair.comparable:
+            self.forget()
+        if self.options.residual_steps > 1:
+            pair.read()
+        pair.point = self.history.store(pair.start, pair.point, pair.rate)
+        pair.steps, pair.comparable = 0, True
+        self.pairs_since_jump += 1
+
+    # ------------------------------------------------------------------------------------------------------- jumps
+
+    def accelerate(self, loss_fn: LossFn | None) -> str:
+        """Solve the small problem and jump if all tests are passed; returns accepted, rejected, skipped or pending."""
+        if self.history.pairs < 2:
+            return self.skipped("short_history")
+        problem = self.gram.update(self.history, self.space.ranks, self.regularization, self.disturbed)
+        if problem.disturbed or not problem.finite:
+            self.reset_history()
+            return self.skipped("outside_write" if problem.disturbed else "nonfinite")
+        if self.options.safeguard == "loss" and loss_fn is None:
+            self.tell_once(NO_LOSS)
+            return self.skipped("no_loss", problem)
+        if cause := self.safeguard.reason_to_skip(problem, self.pairs_since_jump, self.space.total):
+            return self.skipped(cause, problem)
+        jump = problem.jump(self.options.relaxation)
+        cause = self.safeguard.judge(problem, jump)
+        if not cause:
+            self.history.subtract(jump.weights, self.residual.point)
+            cause = self.go(loss_fn)
+        self.stats.counts["attempted"] += 1
+        describe = partial(describe_jump, problem, self.k, cause, jump.length)
+        if not cause and self.options.safeguard == "residual":
+            self.trial.begin(self.base, problem.residual_norm / problem.rates[-1], describe())
+            return "pending"
+        return self.concluded(cause, describe)
+
+    def go(self, loss_fn: LossFn | None) -> str:
+        """Set the weights to the candidate; go back if the loss is asked for and not lower there."""
+        candidate = self.residual.point
+        if self.options.safeguard != "loss" or loss_fn is None:
+            self.space.write(candidate)
+            return ""
+        params = all_parameters(self.base.param_groups)
+        plain = [block.present() for block in self.space.blocks]  # going back takes no message
+        cause = "loss"
+        before = evaluate(loss_fn, params)
+        self.space.refresh()  # a forward pass may swap memory
+        self.space.write(candidate)
+        try:
+            losses = torch.tensor([before, evaluate(loss_fn, params)], dtype=torch.float64)
+            at_plain_point, at_candidate = self.space.ranks.mean(losses).tolist()
+            cause = "" if at_candidate < at_plain_point else "loss"
+        finally:
+            if cause:
+                self.space.refresh()
+                for block, values in zip(self.space.blocks, plain, strict=True):
+                    block.put_back(values)
+        self.stats.counts["extra_evaluations"] += 2
+        return cause
+
+    def settle(self, groups: list[dict[str, Any]]) -> bool:
+        """Decide on the pending jump, now that the residual after it is known; False takes the step back."""
+        passes = self.trial.test.passes(self.residual, self.space.ranks, self.disturbed)
+        if passes is None:
+            self.cancel()
+            return True
+        record = replace(self.trial.end(), cause="" if passes else "residual")
+        if self.window:
+            point = self.residual.start if passes else self.history.last_point
+            self.window.push(point, restart=passes and self.options.period > 1)
+        if not passes:
+            self.space.write(self.history.last_point, everything=True)
+            self.trial.take_back(self.base, groups)
+            self.watch()
+        self.concluded(record.cause, lambda: record)
+        return passes
+
+    def skipped(self, cause: str, problem: Problem | None = None) -> str:
+        """Count and report an acceleration that was not attempted."""
+        self.stats.counts[f"skipped_{cause}"] += 1
+        if problem is not None:
+            self.report(partial(describe_jump, problem, self.k, cause))
+        return "skipped"
+
+    def concluded(self, cause: str, describe: Callable[[], JumpRecord]) -> str:
+        """Count and report the end of an attempt."""
+        self.stats.counts[f"rejected_{cause}" if cause else "accepted"] += 1
+        if not cause:
+            self.pairs_since_jump = 0
+        self.report(describe)
+        return "rejected" if cause else "accepted"
+
+    def report(self, describe: Callable[[], JumpRecord]) -> None:
+        """Note a record; without listeners it is made when somebody asks for it."""
+        self.stats.describe = describe
+        if self.hooks or logger.isEnabledFor(logging.DEBUG):
+            self.publish()
+
+    def average(self, residual_max: Tensor, restart: bool) -> None:
+        """Replace the weights by the window's mean if it is full and noisy."""
+        assert self.window is not None
+        self.window.push(None, restart)
+        noisy = self.window.average(residual_max, out=self.residual.start)
+        if noisy is not None:
+            self.stats.counts["averaged"] += noisy  # type: ignore[assignment]  # on the device, so that nobody waits
+            self.space.write(self.residual.start)
+
+    # ---------------------------------------------------------------------------------------------- outside writes
+
+    def watch(self) -> None:
+        """Remember the parameters' versions while something depends on nobody else writing to them."""
+        if self.trial.record or self.window or (self.options.residual_steps > 1 and self.residual.steps):
+            self._version = self.space.version()
+        else:
+            self._version = None
+
+    def idle(self) -> None:
+        """Go on with what is under way: the base's step has written to the weights, but not moved them."""
+        super().idle()
+        self.watch()
+
+    def notice_outside_writes(self) -> None:
+        """End what depends on the weights if somebody else has written to them.
+
+        Other ranks, which may not have seen it, learn of it with the next message.
+        """
+        if self._version is None or self._version == self.space.version():
+            return
+        if self.space.ranks.size == 1:
+            self.cancel()
+        elif self.trial.record or self.options.residual_steps > 1:
+            self.disturbed = True
+        elif self.window:
+            self.window.stale = self.window.length
+
+    def cancel(self) -> None:
+        """Drop a pending jump, a pair that is being measured, and the averages."""
+        if self.trial.record:
+            record = replace(self.trial.end(), cause="outside_write")
+            self.concluded(record.cause, lambda: record)
+        self.disturbed = False
+        self.residual.steps = 0
+        if self.window:
+            self.window.clear()
+
+    # ---------------------------------------------------------------------------------------------- in and out
+
+    def entries(self, only: Tensor | None = None) -> dict[Tensor, Entries]:
+        """What a checkpoint holds; what depends on weights that somebody else has overwritten is not saved."""
+        self.notice_outside_writes()
+        return super().entries(only)
+
+
+def describe_jump(problem: Problem, step: int, cause: str, length: float = 0.0) -> JumpRecord:
+    """The record of one acceleration."""
+    return JumpRecord(
+        step=step,
+        residual_norm=problem.residual_norm,
+        predicted_residual_norm=problem.residual_norm * problem.gain,
+        rank=problem.solution.rank,
+        history_len=len(problem.gram),
+        coefficient_norm=hypot(*problem.solution.values),
+        step_ratio=length and length / problem.residual_norm,
+        cause=cause,
+        gram=problem.gram,
+    )

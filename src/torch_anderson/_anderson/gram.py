@@ -1,0 +1,212 @@
+"""The Gram matrix of all rows of a history: the small problem, and everything a jump is judged by.
+
+It is updated by the products of new rows, never rebuilt, and is the same on all ranks: each multiplies its columns,
+and one small message adds the products up. Lengths and inner products of a candidate follow from the matrix, so that
+a jump is judged before it is formed.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import accumulate
+from math import isfinite, nan, sqrt
+from operator import mul
+
+import torch
+
+from .._ranks.ranks import Ranks
+from .history import History
+from .solve import Coefficients, solve
+
+COLLINEAR, DISTINCT = 1e-2, 1e-1
+"""Squared distances of a column from the span of the others: below the first, products have to be exact; above the
+second, they need not be any more."""
+FITTED = 1e-2
+"""The share of |r|^2 that is left, below which products have to be exact."""
+
+LEAST_REGULARIZATION = 1e-12
+"""Without noise."""
+NOISE_REGULARIZATION = 0.1
+"""Where residual differences are nothing but noise."""
+
+
+NO_SOLUTION = Coefficients([], 0.0, 0)
+
+
+@dataclass(frozen=True)
+class Jump:
+    """A candidate in numbers."""
+
+    weights: list[float]
+    """The candidate is the last point minus the rows of Z with these weights."""
+    length: float
+    """|candidate - w|"""
+    descent: float
+    """Inner product of candidate - w with the residual r."""
+
+
+@dataclass(eq=False)
+class Problem:
+    """The least-squares problem at one acceleration, with its solution."""
+
+    gram: list[list[float]]
+    """Lower triangle of R'R / rate^2, newest column first."""
+    residual_norm: float
+    """|r|"""
+    path: float
+    """Length of the path through the stored points."""
+    rates: list[float]
+    """Largest learning rate of each pair, oldest first."""
+    slots: list[int]
+    """Where the columns are stored, newest first."""
+    matrix: list[list[float]]
+    """Products of all rows of Z."""
+    disturbed: bool
+    """Whether somebody else has written to the weights of a pair, on any rank."""
+    solution: Coefficients
+    """g, newest column first."""
+    gain: float = 1.0
+    """Predicted over present residual norm, |r - R g| / |r|."""
+
+    @property
+    def finite(self) -> bool:
+        """Whether all numbers are; the diagonal bounds the rest of the matrix."""
+        return isfinite(self.residual_norm + self.path + sum([row[-1] for row in self.gram]))
+
+    def smoothness(self, rows: int) -> float:
+        """Smoothness of the newest residuals, see below."""
+        return smoothness(self.gram, rows)
+
+    def jump(self, relaxation: float) -> Jump:
+        """The paper's mixing, w + beta (r - (W + R) g): the last point u minus e = beta (W + R) g + (1 - beta) r."""
+        by_residual, own = rate_change(self.solution.values, self.rates)
+        own = relaxation * own + (1 - relaxation) * self.rates[-1]
+        size = len(self.matrix) // 2
+        weights = [0.0] * len(self.matrix)
+        weights[size] = own
+        for slot, g, x in zip(self.slots, self.solution.values, by_residual, strict=True):
+            weights[slot] = relaxation * x
+            weights[size + 1 + slot] = relaxation * g
+        return self._measured(weights)
+
+    def _measured(self, weights: list[float]) -> Jump:
+        """Length and direction of r - e, from the products of the rows that e is made of."""
+        size, rate = len(weights) // 2, self.rates[-1]
+        products = [
+            sum(map(mul, weights, row)) if weight else 0.0 for weight, row in zip(weights, self.matrix, strict=True)
+        ]
+        e_times_e = sum(map(mul, weights, products))
+        e_times_r = rate * sum(map(mul, weights, self.matrix[size]))
+        r_sq = self.residual_norm**2
+        length_sq = r_sq - 2 * e_times_r + e_times_e
+        return Jump(weights, sqrt(max(length_sq, 0.0)) if isfinite(length_sq) else nan, r_sq - e_times_r)
+
+
+def rate_change(coefficients: Sequence[float], rates: Sequence[float]) -> tuple[list[float], float]:
+    """What point differences measured at other learning rates lack, as weights of residual rows and last residual.
+
+    At the present rate, u_i would be u_i + (rate_now - rate_i) r_i / rate_i, and each r_i / rate_i is the last one
+    plus the differences (previous minus present) after it.
+
+    >>> rate_change([3.0], [2.0, 1.0]), rate_change([3.0], [1.0, 1.0])
+    (([-3.0], -3.0), ([0.0], 0.0))
+    """
+    now = rates[-1]
+    if rates.count(now) == len(rates):
+        return [0.0] * len(coefficients), 0.0
+    g = [0.0, *reversed(coefficients), 0.0]
+    lacking = [(now - rate) * (g[i + 1] - g[i]) for i, rate in enumerate(rates)]
+    *totals, last = accumulate(lacking)
+    return totals[::-1], last
+
+
+class Gram:
+    """Products of all rows of Z, by slot, over all ranks."""
+
+    def __init__(self, size: int):
+        self.size = size
+        self.exact = False
+        """Whether products are formed in float64 although rows are not."""
+        self.matrix = [[0.0] * (2 * size + 1) for _ in range(2 * size + 1)]
+
+    def update(self, history: History, ranks: Ranks, regularization: float | None, disturbed: bool = False) -> Problem:
+        """Take in what was stored since the last time, and solve the problem; the same on all ranks.
+
+        Products of long rows are formed in their own type, in half the time, as long as that is good enough: errors
+        of 1e-6 change the least-squares residual by less than 1e-4 unless columns are nearly collinear, or span r.
+        """
+        problem = self._updated(history, ranks, regularization, disturbed)
+        if history.exact or not problem.finite:
+            return problem
+        left = min(problem.solution.least_distance_sq / COLLINEAR, problem.gain**2 / FITTED)
+        if left < 1 and not self.exact:
+            self.exact, history.fresh = True, history.held
+            return self._updated(history, ranks, regularization, problem.disturbed)
+        if left > DISTINCT / COLLINEAR:
+            self.exact = False
+        return problem
+
+    def _updated(self, history: History, ranks: Ranks, regularization: float | None, disturbed: bool) -> Problem:
+        wanted, own = history.new_products(self.exact)
+        slots = history.newest_first
+        if ranks.size > 1:
+            flag = torch.tensor([float(disturbed)], dtype=own.dtype).to(own.device)
+            *flat, others = ranks.sum(torch.cat([own.flatten(), flag])).tolist()
+            products = [flat[i : i + len(wanted)] for i in range(0, len(flat), len(wanted))]
+            disturbed = others > 0
+        else:
+            products = own.tolist()
+        for row, new in zip(self.matrix, products, strict=True):
+            for j, value in zip(wanted, new, strict=True):
+                row[j] = value
+        for j, column in zip(wanted, zip(*products, strict=True), strict=True):
+            self.matrix[j] = list(column)
+        return self._problem(slots, history.rates, regularization, disturbed)
+
+    def _problem(self, slots: list[int], rates: list[float], regularization: float | None, disturbed: bool) -> Problem:
+        matrix, size = self.matrix, self.size
+        gram = [[matrix[i][j] for j in slots[: a + 1]] for a, i in enumerate(slots)]
+        residual_sq, rhs = matrix[size][size], [matrix[i][size] for i in slots]
+        path = sum([sqrt(max(matrix[size + 1 + i][size + 1 + i], 0.0)) for i in slots])
+        posed = Problem(gram, rates[-1] * sqrt(residual_sq), path, rates, slots, matrix, disturbed, NO_SOLUTION)
+        if posed.finite and not disturbed:
+            posed.solution = solve(gram, rhs, by_noise(gram) if regularization is None else regularization)
+            posed.gain = sqrt(max(1 - posed.solution.fitted_sq / residual_sq, 0.0)) if residual_sq else 0.0
+        return posed
+
+
+# ------------------------------------------------------------------------------------------------------------ noise
+#
+# Let r_i = s_i + e_i, with s smooth and e independent from pair to pair, of mean square v. Then consecutive
+# differences d have
+#
+#     |d_i|^2 = |ds|^2 + 2 v        <d_i, d_{i-1}> = |ds|^2 - v
+#
+# and their cosine c tells how much of |d|^2 is noise: 2 v / |d|^2 = 2 (1 - c) / 3. Whatever else keeps residuals from
+# changing smoothly, such as momentum that a jump leaves behind, counts as noise too: it spoils the fit alike.
+
+
+def smoothness(gram: Sequence[Sequence[float]], rows: int) -> float:
+    """Mean cosine between consecutive differences of residuals, over the newest ``rows``.
+
+    It is near 1 for a smooth path, 0 for smoothed noise, -0.5 for white noise; without evidence, 1.
+
+    >>> smoothness([[1.0], [1.0, 1.0], [-1.0, -1.0, 1.0]], rows=3)
+    0.0
+    """
+    pairs = [(gram[i + 1][i], gram[i][i] * gram[i + 1][i + 1]) for i in range(min(rows, len(gram)) - 1)]
+    cosines = [product / sqrt(squares) for product, squares in pairs if squares > 0]
+    return sum(cosines) / len(cosines) if cosines else 1.0
+
+
+def noise_share(gram: Sequence[Sequence[float]]) -> float:
+    """The part of the squared residual differences that is noise, from 0 to 1.
+
+    >>> noise_share([[1.0], [1.0, 1.0]]), noise_share([[1.0], [-0.5, 1.0]])
+    (0.0, 1.0)
+    """
+    return min(max(2 * (1 - smoothness(gram, len(gram))) / 3, 0.0), 1.0)
+
+
+def by_noise(gram: Sequence[Sequence[float]]) -> float:
+    """Regularization according to the noise that the columns show."""
+    return LEAST_REGULARIZATION + NOISE_REGULARIZATION * noise_share(gram)

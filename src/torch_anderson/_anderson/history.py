@@ -1,0 +1,215 @@
+"""Ring buffers of differences of pairs (point, residual).
+
+    point      where the map leads: u = w + r, one for each pair
+    residual   r, divided by the largest learning rate of its pair, so that a schedule changes a factor and not the rows
+
+Pairs are measured, differences are stored: a residual is never derived from stored points, which would be wrong after
+any jump or average. Differences are taken as previous minus present. The sign does not matter: coefficients of the
+least-squares problem change theirs with it, and the candidate stays the same.
+
+The rows of a block form one matrix Z: residual differences, the last residual, point differences. Inner products of
+these rows are all that the small problem, the length of a jump and its direction need.
+"""
+
+from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from .._tensors.blocks import Block, Space, Vector
+from .storage import Courier, Storage
+
+SHORT = 1 << 14
+"""Rows of up to this many numbers are kept in float64: conversion for each product would take as long as the product.
+Longer ones are limited by memory, which float32 halves."""
+
+CHUNK = 1 << 15
+"""Columns multiplied at once: few enough to stay in a cache, and for sums in float32 that are good to 1e-6."""
+LAUNCHES = 16
+"""Chunks are this many times longer off the CPU, to hide the launches."""
+
+
+class Rows:
+    """The rows of one block."""
+
+    def __init__(self, block: Block, size: int, wide: bool, storage: Storage):
+        self.block = block
+        self.size = size
+        dtype = torch.float64 if wide else block.dtype
+        where = storage.row_device(block.device)
+        apart = storage.dtype is not None or where != block.device
+        self.courier = Courier(block.device, where) if apart else None
+        if self.courier:
+            self.residual_diffs = self.courier.rows(size, block.n, storage.dtype or dtype)
+            self.point_diffs = self.courier.rows(size, block.n, storage.dtype or dtype)
+            self.last_residual = torch.zeros(block.n, device=block.device, dtype=dtype)
+        else:
+            self.z = torch.zeros(2 * size + 1, block.n, device=block.device, dtype=dtype)
+            self.residual_diffs, self.last_residual = self.z[:size], self.z[size]
+            self.point_diffs = self.z[size + 1 :]
+            self._z_rows = self.z.unbind()
+        self.exact = dtype == torch.float64
+        """Whether every product is formed in float64 anyway."""
+        self._slots = list(zip(self.point_diffs.unbind(), self.residual_diffs.unbind(), strict=True))
+
+    def store(self, slot: int | None, last_point: Tensor, start: Tensor, point: Tensor, scale: float) -> None:
+        """Put the differences from the last pair into a slot, and keep the residual times ``scale`` as the last one."""
+        residual = torch.sub(point, start, out=start)
+        if slot is not None:
+            rows = self._slots[slot]
+            if self.courier:
+                new = last_point - point, torch.sub(self.last_residual, residual, alpha=scale)
+                self.courier.send(new, rows)
+            else:
+                torch.sub(last_point, point, out=rows[0])
+                torch.sub(self.last_residual, residual, alpha=scale, out=rows[1])
+        torch.mul(residual, scale, out=self.last_residual)
+
+    def clear(self) -> None:
+        """Zero the rows: an empty slot adds nothing to a product."""
+        self.arrive()
+        self.residual_diffs.zero_()
+        self.point_diffs.zero_()
+
+    def products(self, wanted: Sequence[int], exact: bool) -> Tensor:
+        """Inner products of all rows of Z with the ``wanted`` ones, over the columns that this rank multiplies.
+
+        Exact products are formed in float64: nearly collinear columns need it (in float32 the least-squares residual
+        was up to 13 times the optimum at condition 1e6). Others are formed in the rows' type, chunk by chunk, and
+        added in float64: their error is below 1e-6 of the lengths, and they take half the time.
+        """
+        everything = len(wanted) == 2 * self.size + 1
+        total: Tensor | None = None
+        for z in self._chunks(exact):
+            with full_precision(z.device):
+                part = (z @ (z if everything else self._chosen(z, wanted)).t()).double()
+            total = part if total is None else total.add_(part)
+        assert total is not None
+        return total if self.block.span_weight == 1 else total.mul_(self.block.span_weight)
+
+    def _chosen(self, z: Tensor, wanted: Sequence[int]) -> Tensor:
+        rows = self._z_rows if self.courier is None and z is self.z else z
+        return torch.stack([rows[i] for i in wanted])
+
+    def _chunks(self, exact: bool) -> Iterator[Tensor]:
+        self.arrive()
+        where, dtype = self.residual_diffs.device, torch.float64 if exact else self.block.dtype
+        as_it_is = self.courier is None and self.z.dtype == dtype
+        workspace: Tensor | None = None
+        for a, b in chunks(*self.block.span, where, CHUNK):
+            if as_it_is:
+                yield self.z if b - a == self.block.n else self.z[:, a:b]
+                continue
+            if workspace is None:
+                workspace = torch.empty(2 * self.size + 1, b - a, dtype=dtype, device=where)
+            z = workspace if b - a == workspace.shape[1] else torch.empty_like(workspace[:, : b - a])
+            if self.courier is None:
+                z.copy_(self.z[:, a:b])
+            else:
+                z[: self.size].copy_(self.residual_diffs[:, a:b])
+                z[self.size].copy_(self.last_residual[a:b])
+                z[self.size + 1 :].copy_(self.point_diffs[:, a:b])
+            yield z
+
+    def subtract(self, weights: Sequence[float], last_point: Tensor, target: Tensor) -> None:
+        """Put last_point - Z'weights into the target."""
+        self.arrive()
+        by_residual, own, by_point = weights[: self.size], weights[self.size], weights[self.size + 1 :]
+        with full_precision(self.block.device):
+            torch.sub(last_point, self._combined(self.point_diffs, by_point, target), out=target)
+            if any(by_residual):
+                target.sub_(self._combined(self.residual_diffs, by_residual, target))
+            if own:
+                target.sub_(self.last_residual, alpha=own)
+
+    def _combined(self, rows: Tensor, weights: Sequence[float], like: Tensor) -> Tensor:
+        """rows'weights, where the target is."""
+        if rows.dtype == torch.bfloat16:  # only kept in it
+            rows = rows.to(like.dtype)
+        return torch.mv(rows.t(), torch.tensor(weights, dtype=rows.dtype).to(rows.device)).to(like.device)
+
+    def arrive(self) -> None:
+        """Wait for rows that are still being copied."""
+        if self.courier:
+            self.courier.wait()
+
+
+class History:
+    """The last ``size`` differences of pairs, over all blocks. The slot of the oldest row is written next."""
+
+    def __init__(self, space: Space, size: int, storage: Storage):
+        self.size = size
+        self.rows = [Rows(block, size, space.total <= SHORT, storage) for block in space.blocks]
+        self.exact = all(rows.exact for rows in self.rows)
+        self.last_point = space.vector()
+        self.pairs = 0
+        self.fresh = 0
+        """Rows whose products nobody has asked for."""
+        self.rates: list[float] = []
+        """Largest learning rate of each pair that the rows span, oldest first."""
+
+    @property
+    def held(self) -> int:
+        """Number of differences."""
+        return min(max(self.pairs - 1, 0), self.size)
+
+    @property
+    def newest_first(self) -> list[int]:
+        """Slots of the rows that hold differences."""
+        return [(self.pairs - 2 - age) % self.size for age in range(self.held)]
+
+    def store(self, start: Vector, point: Vector, rate: float) -> Vector:
+        """Add the pair of base steps from ``start`` to ``point``, whose residual is proportional to ``rate``.
+
+        ``start`` is overwritten. The history keeps ``point``; returns the vector that it replaces, free for other use.
+        """
+        slot = (self.pairs - 1) % self.size if self.pairs else None
+        scale = 1 / rate if rate else 0.0
+        for i, rows in enumerate(self.rows):
+            rows.store(slot, self.last_point[i], start[i], point[i], scale)
+        self.fresh = min(self.fresh + (self.pairs > 0), self.size)
+        self.pairs += 1
+        self.rates = [*self.rates[-self.size :], rate]
+        free, self.last_point = self.last_point, point
+        return free
+
+    def clear(self) -> None:
+        """Forget every pair."""
+        self.pairs = self.fresh = 0
+        self.rates = []
+        for rows in self.rows:
+            rows.clear()
+
+    def new_products(self, exact: bool) -> tuple[list[int], Tensor]:
+        """Inner products of all rows of Z with those that are new: fresh differences, and the last residual.
+
+        Returns the positions of these rows in Z, and one column for each: sums over this rank's columns of all blocks.
+        """
+        fresh = self.newest_first[: self.fresh]
+        wanted = [*fresh, self.size, *(self.size + 1 + slot for slot in fresh)]
+        if len(fresh) == self.size:
+            wanted.sort()  # all rows, as they are
+        parts = [rows.products(wanted, exact or rows.exact) for rows in self.rows]
+        self.fresh = 0
+        total = parts[0] if len(parts) == 1 else torch.stack([part.to(parts[0].device) for part in parts]).sum(0)
+        return wanted, total
+
+    def subtract(self, weights: Sequence[float], target: Vector) -> None:
+        """Put the candidate, last point - Z'weights, into the target."""
+        for rows, last_point, part in zip(self.rows, self.last_point, target, strict=True):
+            rows.subtract(weights, last_point, part)
+
+
+def chunks(start: int, stop: int, device: torch.device, length: int) -> Iterator[tuple[int, int]]:
+    """Column ranges that cover ``start`` to ``stop``; an empty one for none."""
+    length *= 1 if device.type == "cpu" else LAUNCHES
+    return ((a, min(a + length, stop)) for a in range(start, max(stop, start + 1), length))
+
+
+def full_precision(device: torch.device) -> AbstractContextManager[Any]:
+    """Keeps autocast, within which a step may be called, away from our products."""
+    if torch.is_autocast_enabled(device.type):
+        return torch.autocast(device.type, enabled=False)
+    return nullcontext()

@@ -1,0 +1,197 @@
+"""Jumps that a later measurement decides: the test, and the way back for weights and base if it fails."""
+
+from collections.abc import Iterator
+from copy import deepcopy
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.optim import Optimizer
+
+from .._ranks.placement import is_dtensor, local_part
+from .._ranks.ranks import Ranks
+from .._records import NUMBERS, JumpRecord
+from .._tensors.checkpoint import Entries, padded, unpadded
+from .._tensors.members import members, takes_part
+from .residual import StepResidual
+
+BASE = "base_"
+"""Begins the name of entries that hold the base's state before a pending jump."""
+
+
+@dataclass
+class Trial:
+    """A jump that waits for its test, and what is needed to take it back.
+
+    ``NextResidual`` is the test; another one would measure something else, before or after the next base step.
+    """
+
+    test: "NextResidual"
+    state: "Snapshot" = field(default_factory=lambda: Snapshot())
+    """The base's state at the jump."""
+    record: JumpRecord | None = None
+    """The record of the jump that waits; None if there is none."""
+
+    def begin(self, base: Optimizer, norm: float, record: JumpRecord) -> None:
+        """Let a jump wait, whose plain point has a residual of this norm."""
+        self.state.take(base)
+        self.test.norm, self.record = norm, record
+
+    def end(self) -> JumpRecord:
+        """Let it wait no longer; returns its record."""
+        assert self.record is not None
+        record, self.record = self.record, None
+        return record
+
+    def take_back(self, base: Optimizer, groups: list[dict[str, Any]]) -> None:
+        """Return the base to where it was at the jump, and its groups to where they were before the last step."""
+        self.state.restore(base)
+        restore_groups(base, groups)
+
+    def numbers(self) -> Tensor:
+        """The pending record, for a checkpoint; NaN if there is none."""
+        if self.record is None:
+            return padded([], 1 + len(NUMBERS))
+        return padded([self.test.norm, *(float(getattr(self.record, name)) for name in NUMBERS)], 1 + len(NUMBERS))
+
+    def load(self, numbers: Tensor) -> None:
+        """Undo ``numbers``."""
+        values = unpadded(numbers)
+        if values:
+            self.test.norm, step, residual, predicted, rank, length, coefficients, ratio = values
+            self.record = JumpRecord(int(step), residual, predicted, int(rank), int(length), coefficients, ratio)
+
+    def entries(self, base: Optimizer, param: Tensor) -> Entries:
+        """What a checkpoint holds for a parameter: the base's state at the jump.
+
+        If none is pending, a copy of the present state, since distributed checkpoints want names that do not change.
+        """
+        kept = (self.state.state if self.record else base.state).get(param, {})
+        return {BASE + str(name): _copied(x, None, []) for name, x in kept.items()} if isinstance(kept, dict) else {}
+
+    def load_entries(self, param: Tensor, entries: Entries) -> None:
+        """Undo ``entries``."""
+        found = {name.removeprefix(BASE): deepcopy(x) for name, x in entries.items() if name.startswith(BASE)}
+        if found:
+            self.state.state[param] = found
+
+
+class NextResidual:
+    """The paper's test: the residual after the jump must be smaller than the one before it.
+
+    The two come from two batches: a noisy test.
+    """
+
+    norm = 0.0
+    """|r| / rate before the jump."""
+
+    def passes(self, residual: StepResidual, ranks: Ranks, disturbed: bool) -> bool | None:
+        """Whether the residual just measured is smaller; None if somebody else wrote to the weights, on any rank."""
+        own = torch.stack([residual.norm_sq(), torch.tensor(float(disturbed), dtype=torch.float64)])
+        norm_sq, others = ranks.sum(own).tolist()
+        if others:
+            return None
+        return bool(norm_sq**0.5 / (residual.rate or 1.0) < self.norm)
+
+
+class Snapshot:
+    """A copy of the base's state, in buffers that are used again.
+
+    It covers the parameters that take part, and what the base keeps for all parameters together.
+    """
+
+    def __init__(self) -> None:
+        self.state: dict[Any, Any] = {}
+
+    def take(self, base: Optimizer) -> None:
+        """Copy the state. Entries absent now are absent in the copy, and vanish on ``restore``."""
+        old, self.state = self.state, {}
+        copies: list[tuple[Tensor, Tensor]] = []
+        for key, kept in _taking_part(base):
+            if isinstance(kept, dict):
+                buffers = old.get(key, {})
+                self.state[key] = {name: _copied(x, _fitting(x, buffers.get(name)), copies) for name, x in kept.items()}
+            else:
+                self.state[key] = _copied(kept, None, copies)
+        _copy_all(copies)
+
+    def restore(self, base: Optimizer) -> None:
+        """Put the state back, in place where the tensors are still there, always on their device and in their type.
+
+        A parameter that had no state has none again: many bases make it only where they find nothing.
+        """
+        copies: list[tuple[Tensor, Tensor]] = []
+        for key, kept in _taking_part(base):
+            if key not in self.state:
+                if isinstance(key, Tensor):
+                    del base.state[key]
+            elif isinstance(kept, dict):
+                saved = self.state[key]
+                for name in kept.keys() - saved.keys():
+                    del kept[name]
+                for name, value in saved.items():
+                    kept[name] = _copied(value, kept.get(name), copies)
+            else:
+                base.state[key] = _copied(self.state[key], None, copies)
+        _copy_all(copies)
+
+
+def _taking_part(base: Optimizer) -> Iterator[tuple[Any, Any]]:
+    params = set(members(base.param_groups))
+    return ((key, kept) for key, kept in list(base.state.items()) if not isinstance(key, Tensor) or key in params)
+
+
+def _fitting(value: Any, buffer: Any) -> Any:
+    """The buffer of a snapshot, if it can hold the value as it is."""
+    alike = isinstance(value, Tensor) and isinstance(buffer, Tensor) and buffer.dtype == value.dtype
+    return buffer if alike and buffer.device == value.device else None
+
+
+def _copied(value: Any, buffer: Any, copies: list[tuple[Tensor, Tensor]]) -> Any:
+    """A copy of nested containers of tensors; those that fit into ``buffer`` are copied later, all at once."""
+    if isinstance(value, Tensor):
+        if isinstance(buffer, Tensor) and buffer.shape == value.shape:
+            if buffer is not value:
+                copies.append((local_part(buffer), local_part(value)) if is_dtensor(buffer) else (buffer, value))
+            return buffer
+        return value.detach().clone()
+    if isinstance(value, dict):
+        return {name: _copied(item, None, copies) for name, item in value.items()}
+    if isinstance(value, list):
+        return [_copied(item, None, copies) for item in value]
+    return value if isinstance(value, (int, float, str, bool, type(None))) else deepcopy(value)
+
+
+def _copy_all(copies: list[tuple[Tensor, Tensor]]) -> None:
+    """Make the copies, with one call for all on the same device."""
+    alike: dict[Any, list[tuple[Tensor, Tensor]]] = {}
+    for target, source in copies:
+        alike.setdefault((target.device, source.device), []).append((target, source))
+    for (there, here), found in alike.items():
+        targets, sources = zip(*found, strict=True)
+        if there == here:
+            torch._foreach_copy_(targets, sources)
+        else:
+            for target, source in found:
+                target.copy_(source)
+
+
+def group_values(base: Optimizer) -> list[dict[str, Any]]:
+    """The groups' entries as they are now: some optimizers count their steps there."""
+    return [
+        {name: _copied(x, None, []) for name, x in group.items() if name != "params"} for group in base.param_groups
+    ]
+
+
+def restore_groups(base: Optimizer, values: list[dict[str, Any]]) -> None:
+    """Undo what the base's step wrote into its groups."""
+    copies: list[tuple[Tensor, Tensor]] = []
+    for group, saved in zip(base.param_groups, values, strict=True):
+        if not takes_part(group):
+            continue
+        for name in group.keys() - saved.keys() - {"params"}:
+            del group[name]
+        for name, value in saved.items():
+            group[name] = _copied(value, group.get(name), copies)
+    _copy_all(copies)

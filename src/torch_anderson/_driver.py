@@ -1,0 +1,158 @@
+"""What both accelerators share: following the parameters, going in and out of checkpoints, reporting."""
+
+from __future__ import annotations
+
+import logging
+from abc import ABC, abstractmethod
+from collections import OrderedDict
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.optim import Optimizer
+
+from ._ranks.ranks import world_size
+from ._records import JumpRecord, Stats
+from ._tensors import checkpoint
+from ._tensors.blocks import Space
+from ._tensors.checkpoint import Entries, Saved, Shapes
+from ._tensors.members import account
+
+logger = logging.getLogger("torch_anderson")
+
+BaseStep = Callable[[], tuple[Any, Any]]
+"""Makes one step of the base; returns what the base returns, and the samples that were given for this step."""
+
+
+class Driver(ABC):
+    """An accelerator's algorithm and memory. ``step`` reads like the algorithm."""
+
+    kind: int
+    """Number of the accelerator in checkpoints."""
+
+    def __init__(self, base: Optimizer, options: Any, shard: bool = False):
+        self.base = base
+        self.options = options
+        self.shard = shard
+        self.stats = Stats()
+        self.k = 0
+        """Base steps that changed parameters."""
+        self.hooks: OrderedDict[int, Callable[[JumpRecord], None]] = OrderedDict()
+        self.ahead: Any = None
+        """Samples for the next step, given before it by ``set_batch``."""
+        self.space = Space([], options.process_group)
+        """The parameters that take part, as they were when last looked at; none at first."""
+        self.entered = False
+        self.agreed = False
+        self._told: set[str] = set()
+
+    # --------------------------------------------------------------------------------- what an accelerator defines
+
+    @abstractmethod
+    def step(self, base_step: BaseStep) -> Any:
+        """Make one base step, accelerated."""
+
+    @abstractmethod
+    def build(self, space: Space) -> None:
+        """Allocate empty memory for the parameters as they are now."""
+
+    @abstractmethod
+    def saved(self) -> Saved:
+        """Everything needed to go on bit by bit."""
+
+    @abstractmethod
+    def load_numbers(self, found: dict[Tensor, Entries]) -> None:
+        """Take over everything in ``saved`` that is not a vector, from the entries of all parameters."""
+
+    @abstractmethod
+    def shapes(self) -> Shapes:
+        """What is saved in the length of the parameters."""
+
+    @abstractmethod
+    def forget(self) -> None:
+        """Forget all that was measured; the weights and counters stay."""
+
+    @abstractmethod
+    def cancel(self) -> None:
+        """Drop what does not survive weights that come from elsewhere."""
+
+    # ------------------------------------------------------------------------------------------ following parameters
+
+    def look(self) -> None:
+        """Rebuild the memory if the parameters have changed."""
+        if space := Space.if_changed(self.space, self.base.param_groups, self.options.process_group, self.shard):
+            self.follow(space)
+
+    def idle(self) -> None:
+        """After a base step at rate 0: distributed checkpoints make an optimizer allocate its state this way."""
+        self.look()
+
+    def follow(self, space: Space) -> None:
+        """Go on with parameters that came, went, were frozen or moved. The memory of the same ones is carried over."""
+        if self.entered and set(map(id, space.params)) != set(map(id, self.space.params)):
+            self.cancel()
+        self.enter(space, self.entries())
+
+    def agree(self) -> None:
+        """Compare notes with other ranks, once for the same parameters.
+
+        The first time is before the first step, even if it measures nothing: ranks with other options would measure
+        other steps, and would compare notes with whatever the first rank sends then.
+        """
+        if world_size(self.options.process_group) > 1:
+            self.look()
+            self.space.ranks.require_agreement(account(self.options, self.base.param_groups))
+        self.agreed = True
+
+    def enter(self, space: Space, found: dict[Tensor, Entries]) -> None:
+        """Build the memory for a space and fill it with entries found for its parameters: the one way in.
+
+        Unless the entries belong to exactly these parameters, the history starts empty.
+        """
+        begun = self.entered or bool(found)
+        with torch.inference_mode(False), torch.no_grad():  # buffers made in inference mode could never be written
+            self.space, self.entered, self.agreed = space, True, False
+            self.build(space)
+            if found:
+                self.load_numbers(found)
+            if not checkpoint.adopt(space, self.saved().vectors, found) and begun:
+                self.reset_history()
+        self.stats.history_bytes = self.bytes()
+
+    def bytes(self) -> int:
+        """Memory kept in the length of the parameters."""
+        return sum(part.nbytes for parts in self.saved().vectors.values() for part in parts)
+
+    def check(self, found: dict[Tensor, Entries]) -> None:
+        """Raise ValueError if entries from a checkpoint do not fit; nothing has changed then."""
+        checkpoint.check(found, self.kind, self.shapes())
+
+    def entries(self, only: Tensor | None = None) -> dict[Tensor, Entries]:
+        """What a checkpoint holds for each parameter, or for one of them; nothing before the first step."""
+        return checkpoint.entries(self.space, self.saved(), only) if self.entered else {}
+
+    def reset_history(self) -> None:
+        """Forget all that was measured, and what is under way; the weights stay."""
+        self.cancel()
+        if self.entered:
+            self.forget()
+
+    def watch(self) -> None:  # noqa: B027  # not every accelerator has to
+        """Notice from now on if somebody else writes to the weights."""
+
+    # ----------------------------------------------------------------------------------------------------- reporting
+
+    def publish(self) -> None:
+        """Hand the latest record to hooks and log."""
+        record = self.stats.latest
+        assert record is not None
+        logger.debug("%s", record)
+        for hook in self.hooks.values():
+            hook(record)
+
+    def tell_once(self, message: str, level: int = logging.WARNING) -> None:
+        """Log what is true of all steps."""
+        if message not in self._told:
+            self._told.add(message)
+            logger.log(level, message)

@@ -1,0 +1,150 @@
+"""Directions of the history: along which of them the outputs are measured, and jumps are made.
+
+Rows are differences of points stored every few base steps, the last accepted jumps, the present base step and the
+gradient. Other directions would have the same interface: what to keep at each step, ``linearize`` and ``move``.
+"""
+
+from collections.abc import Sequence
+from math import inf
+
+import torch
+from torch import Tensor
+
+from .._tensors.blocks import Space, Vector
+from .outputs import Probe, Unusable
+from .solve import LinearModel
+from .state import FEWEST, HISTORY, GaussNewtonState
+
+STORE_PERIOD = 5
+"""q, base steps between two stored points."""
+JUMPS = 5
+"""Accepted jumps that are directions."""
+KEPT = HISTORY + JUMPS
+"""Rows that outlive a jump; behind them:"""
+STEP, GRADIENT = KEPT, KEPT + 1
+"""... the present step and the gradient."""
+HALF = 1e-4
+"""Outputs that are rounded more coarsely are in half precision."""
+
+
+class HistoryDirections:
+    """Rows of directions for all blocks, and the point that the next one is measured from."""
+
+    fewest = FEWEST + 1
+    """Points to store before the first jump."""
+
+    def __init__(self, space: Space, state: GaussNewtonState):
+        self.space = space
+        self.state = state
+        self.rows = space.rows(KEPT + 2)
+        self.step, self.gradient = ([rows[i] for rows in self.rows] for i in (STEP, GRADIENT))
+        self.stored = space.vector()
+        """The point from which the next difference is taken."""
+        self.used: list[int] = []
+        """Rows that the present model is made of."""
+        self.ages: list[int] = []
+        """Positions of differences among them, from the newest on."""
+        self.lengths: list[float] = []
+        """Lengths of all rows, over all blocks and ranks."""
+
+    def saved(self) -> dict[str, list[Tensor]]:
+        """What a checkpoint keeps in the length of the parameters."""
+        return {"directions": [rows[:KEPT] for rows in self.rows], "stored": self.stored}
+
+    # --------------------------------------------------------------------------------------- what is kept at a step
+
+    def end_step(self, start: Vector) -> bool:
+        """Make rows of the base step that began at ``start``, and of the gradient; ``start`` is then where it ended.
+
+        Returns whether the weights have moved. Off the CPU the answer would stop the device, on sharded parameters it
+        would take all ranks: there it is taken to be yes.
+        """
+        now = self.gradient  # not in use yet
+        self.space.refresh()  # the base may have given the parameters other memory
+        self.space.read(now)
+        if self.space.settled and all(map(torch.equal, start, now)):
+            return False
+        for before, after, step in zip(start, now, self.step, strict=True):
+            torch.sub(after, before, out=step)
+            before.copy_(after)
+        self.space.read_gradients(self.gradient)
+        return True
+
+    def store(self) -> None:
+        """Make a row of the difference between the present weights and those stored before."""
+        self.space.refresh()
+        if self.state.stores:
+            row = [rows[(self.state.stores - 1) % HISTORY] for rows in self.rows]
+            self.space.read(row)
+            torch._foreach_sub_(row, self.stored)
+        self.space.read(self.stored)
+        self.state.stores += 1
+
+    def keep(self, jump: Vector, point: Vector) -> None:
+        """Make a row of a jump that was accepted, and measure the next difference from where it ended."""
+        slot = HISTORY + self.state.jumps % JUMPS
+        for rows, stored, by, end in zip(self.rows, self.stored, jump, point, strict=True):
+            rows[slot].copy_(by)
+            stored.copy_(end)
+        self.state.jumps += 1
+
+    # ------------------------------------------------------------------------------------------------ one jump
+
+    def linearize(self, probe: Probe) -> LinearModel:
+        """Measure how the outputs change along each row, per unit of length.
+
+        Raises ``Unusable`` for outputs that tell nothing, and ``TypeError`` for those that cannot be residuals.
+        """
+        first = probe()
+        if self.state.suspicious:
+            probe.check_repeatable(first)
+        size = self.measure(probe.start)
+        eps = max(first.eps, *(torch.finfo(block.params[0].dtype).eps for block in self.space.blocks))
+        columns = []
+        for i in self.used:
+            # Differences of outputs in half precision would be rounding noise for tiny steps.
+            distance = self.lengths[i] if first.eps > HALF else size * eps**0.4
+            there = probe(self.combined([i], [distance]))
+            columns.append((there.values - first.values) / distance)
+        values, matrix = first.values.double(), torch.stack(columns).double()
+        here = probe.quadratic(first, values, matrix)
+        return LinearModel(first.misfit, values, matrix, here, float(here.loss), self.space.ranks.mean, self.ages)
+
+    def measure(self, start: Vector) -> float:
+        """Choose the rows to use: step, gradient, differences from the newest on, jumps. Returns |start|."""
+        squares = [_squares(rows, point) for rows, point in zip(self.rows, start, strict=True)]
+        *self.lengths, size = self.space.add_up(squares).sqrt().tolist()
+        held = min(self.state.stores - 1, self.state.width)
+        newest_first = [(self.state.stores - 2 - age) % HISTORY for age in range(held)]
+        jumps = range(HISTORY, HISTORY + min(self.state.jumps, JUMPS))
+        shortest = max(_shortest(rows.dtype) for rows in self.rows)
+        self.used = [i for i in (STEP, GRADIENT, *newest_first, *jumps) if shortest < self.lengths[i] < inf]
+        self.ages = [position for position, i in enumerate(self.used) if i < HISTORY]
+        if not self.used:
+            raise Unusable("converged", "neither steps nor gradients show a direction")
+        return size or 1.0
+
+    def move(self, coefficients: Tensor) -> Vector:
+        """The jump that these coefficients of the used rows, scaled to unit length, stand for."""
+        return self.combined(self.used, coefficients.tolist())
+
+    def combined(self, used: Sequence[int], coefficients: Sequence[float]) -> Vector:
+        """The sum of rows, scaled to unit length, times their coefficients; infinite where numbers are too large."""
+        weights = [x / self.lengths[i] for i, x in zip(used, coefficients, strict=True)]
+        total = [torch.zeros_like(part) for part in self.stored]
+        for part, rows in zip(total, self.rows, strict=True):
+            for i, weight in zip(used, torch.tensor(weights, dtype=part.dtype).to(part.device), strict=True):
+                part.addcmul_(rows[i], weight)
+        return total
+
+
+def _squares(rows: Tensor, point: Tensor) -> Tensor:
+    """Squared lengths of rows and of a point."""
+    norms = [torch.linalg.vector_norm(x, dim=-1, dtype=torch.float64).reshape(-1) for x in (rows, point)]
+    return torch.cat(norms).square()
+
+
+def _shortest(dtype: torch.dtype) -> float:
+    """Length above which neither a row scaled to unit length, nor a square of it, loses digits to underflow."""
+    info = torch.finfo(dtype)
+    return max(info.tiny / info.eps, torch.finfo(torch.float64).tiny ** 0.5)

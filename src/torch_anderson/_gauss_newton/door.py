@@ -1,0 +1,133 @@
+"""``GaussNewton``: the door to jumps that the model's outputs drive."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from math import isfinite
+from typing import Any
+
+from torch.optim import Optimizer
+
+from .._driver import Driver
+from .._optimizer import WrappedOptimizer
+from .._options import Options, choice, invalid, process_group_or_none, real
+from .driver import GaussNewtonDriver
+from .objective import Closure, Objective
+from .outputs import Loss, OutputsFn
+
+LOSSES = ("residual", "mse", "cross_entropy")
+DIRECTIONS = ("history",)
+
+
+@dataclass(frozen=True, kw_only=True)
+class GaussNewtonOptions(Options):
+    """The options of ``GaussNewton``, described there."""
+
+    loss: Loss
+    directions: str
+    budget: float
+    forward_cost: float
+    process_group: Any
+
+    def __post_init__(self) -> None:
+        if not callable(self.loss) and self.loss not in LOSSES:
+            raise invalid("loss", self.loss, f"{', '.join(map(repr, LOSSES))} or a function")
+        choice("directions", self.directions, DIRECTIONS)
+        budget = real("budget", self.budget, lambda x: 0 < x <= 0.9, "a number above 0 and at most 0.9")
+        cost = real("forward_cost", self.forward_cost, lambda x: x > 0 and isfinite(x), "a finite number above 0")
+        process_group_or_none(self.process_group)
+        object.__setattr__(self, "budget", budget)
+        object.__setattr__(self, "forward_cost", cost)
+
+
+class GaussNewton(WrappedOptimizer):
+    r"""Gauss-Newton jumps between the steps of any first-order optimizer.
+
+    Periodically, forward passes on the step's samples measure how the model's outputs change along directions that
+    training has shown: differences of stored weights, accepted jumps, the present step and the gradient. The
+    combination of them with the least damped loss,
+    :math:`\min_c \lVert r + A c \rVert^2 + \lambda c^\top M c`, is tried, and kept if the loss falls. Otherwise the
+    base's step stays. Jumps come at least 10 steps apart, and less often while they do not pay.
+
+    Right for losses whose samples are all there is to fit, or many: small batches would undo a jump at once.
+
+    Args:
+        base: the optimizer that makes the steps.
+        loss: how the loss follows from ``outputs``. ``"residual"``: one tensor or several that are to become zero,
+            whose means of squares add up; ``"mse"`` of (predictions, targets); ``"cross_entropy"`` of (logits,
+            classes); or a convex, twice differentiable function of (predictions, ...) that gives a mean over samples.
+        directions: ``"history"``, what training has shown.
+        budget: share of the cost that jumps may take at first; it grows to twice that while they gain more than base
+            steps do, and falls while they do not.
+        forward_cost: cost of a forward pass without graph, in gradients.
+        process_group: the ranks that train this model together; ``None`` for all there are.
+
+    A parameter group takes no part if it has ``"anderson": False``.
+
+    Example:
+        >>> import torch
+        >>> from torch_anderson import GaussNewton, Objective, Term
+        >>> points = torch.linspace(-1, 1, 50).reshape(-1, 1)
+        >>> model = torch.nn.Sequential(torch.nn.Linear(1, 8), torch.nn.Tanh(), torch.nn.Linear(8, 1))
+        >>> objective = Objective(model, fit=Term(lambda u, x: u(x) - x.square().sum(), points))
+        >>> optimizer = GaussNewton(torch.optim.Adam(model.parameters(), lr=1e-2))
+        >>> for _ in range(30):
+        ...     loss = optimizer.step(objective)
+        >>> optimizer.stats.as_dict()["attempted"]
+        2.0
+    """
+
+    def __init__(
+        self,
+        base: Optimizer,
+        *,
+        loss: Loss = "residual",
+        directions: str = "history",
+        budget: float = 0.3,
+        forward_cost: float = 1 / 3,
+        process_group: Any = None,
+    ):
+        options = GaussNewtonOptions(
+            loss=loss, directions=directions, budget=budget, forward_cost=forward_cost, process_group=process_group
+        )
+        super().__init__(base, options)
+
+    @staticmethod
+    def _make_driver(base: Optimizer, options: Any) -> Driver:
+        return GaussNewtonDriver(base, options)
+
+    def step(  # type: ignore[override]
+        self, closure: Callable[[], Any] | None = None, *, outputs: OutputsFn | None = None
+    ) -> Any:
+        """Make one base step; the weights may jump after it.
+
+        Args:
+            closure: handed to the base, which calls it as often as it needs. An ``Objective`` draws its samples once
+                for the step, and its residuals are the outputs.
+            outputs: what ``loss`` is made of, on this step's samples: a function without arguments that makes a
+                forward pass at the present weights.
+        """
+        if isinstance(closure, Objective):
+            closure = closure.draw()
+        if isinstance(closure, Closure) and outputs is None:
+            outputs = closure
+        return self._step(closure, self._checked(outputs))
+
+    def set_batch(self, *, outputs: OutputsFn | None = None) -> None:
+        """Give the next step its ``outputs``, where a framework owns the call of ``step``."""
+        self._driver.ahead = self._checked(outputs)
+
+    def _checked(self, outputs: Any) -> OutputsFn | None:
+        if isinstance(outputs, Closure):
+            if self.options.loss != "residual":
+                raise ValueError(f"Invalid loss: {self.options.loss!r}. Allowed: 'residual' with an Objective.")
+            return outputs.residuals
+        if isinstance(outputs, Objective):
+            return self._checked(outputs.draw())
+        if outputs is not None and not callable(outputs):
+            raise TypeError(
+                f"Invalid outputs: {type(outputs).__name__}. Allowed: a function without arguments that evaluates the "
+                "model at the present weights, e.g. step(outputs=lambda: (model(x), y))."
+            )
+        return outputs

@@ -1,0 +1,179 @@
+"""The algorithm: outputs of the model near the present weights tell which way to jump.
+
+Every ten base steps or more, forward passes measure how the outputs change along a few directions. The combination of
+them that makes the loss smallest by a damped linear model is tried, and kept if the loss falls.
+"""
+
+from __future__ import annotations
+
+import logging
+from functools import partial
+from math import isfinite, sqrt
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.optim import Optimizer
+
+from .._driver import BaseStep, Driver, logger
+from .._records import JumpRecord
+from .._tensors.blocks import Space
+from .._tensors.checkpoint import STATE, Entries, Saved, Shapes, pack, unpack
+from .control import adapt_width, book, judge, postpone
+from .directions import KEPT, STORE_PERIOD, HistoryDirections
+from .outputs import OutputsFn, Unusable, probing
+from .solve import LinearModel, Move, solve_damped
+from .state import GaussNewtonState
+
+TRIES = 3
+"""Jumps that are tried, with more and more damping."""
+NO_OUTPUTS = "step() was given no outputs; give an Objective, step(outputs=...) or set_batch(outputs=...)"
+
+
+class GaussNewtonDriver(Driver):
+    """Gauss-Newton steps in the directions that training has shown, with forward passes alone."""
+
+    kind = 2
+
+    def __init__(self, base: Optimizer, options: Any):
+        super().__init__(base, options)
+        self.stats.gauges = self.gauges
+        self.state = GaussNewtonState(share=options.budget)
+        self.build(self.space)
+
+    # ------------------------------------------------------------------------------------------------ the algorithm
+
+    def step(self, base_step: BaseStep) -> Any:
+        """Make one base step, then jump where the model's outputs show a better place."""
+        may_move = self.has_gradients()
+        stores = (self.state.k + 1) % STORE_PERIOD == 0
+        due = self.due
+        if due or stores or not self.entered:  # numbers are saved from the first step on
+            due = self.prepare(due)
+        loss, outputs = base_step()
+        if not (self.directions.end_step(self.start) if due else may_move or self.has_gradients()):
+            return loss
+        self.state.k += 1
+        self.state.since_jump += 1
+        if stores and self.space.blocks:
+            self.directions.store()
+        if due:
+            self.accelerate(outputs)
+        return loss
+
+    @property
+    def due(self) -> bool:
+        """Whether a jump may follow the next base step."""
+        return self.state.stores >= self.directions.fewest and self.state.since_jump + 1 >= self.state.wait
+
+    def has_gradients(self) -> bool:
+        """Whether any parameter has a gradient."""
+        return any(p.grad is not None for group in self.base.param_groups for p in group["params"])
+
+    def prepare(self, due: bool) -> bool:
+        """Follow changed parameters, and keep the weights before a step that a jump may follow.
+
+        Returns whether it still may: a history that starts anew has no directions.
+        """
+        if space := Space.if_changed(self.space, self.base.param_groups, self.options.process_group):
+            self.follow(space)
+            due = due and self.due
+        if not self.agreed:
+            self.agree()
+        self.space.note_gradients()  # refuses sparse ones
+        if due:
+            self.space.read(self.start)
+        return due
+
+    def accelerate(self, outputs: OutputsFn | None) -> None:
+        """Jump if anything can be learned from the outputs; whatever goes wrong, the plain step stays."""
+        if outputs is None:
+            self.skip(Unusable("no_outputs", NO_OUTPUTS))
+            return
+        try:
+            self.jump(outputs)
+        except Unusable as problem:
+            self.skip(problem)
+            postpone(self.state)
+        self.state.since_jump = 0
+
+    def jump(self, outputs: OutputsFn) -> None:
+        """Measure, fit, try, decide."""
+        state, directions = self.state, self.directions
+        params = [p for group in self.base.param_groups for p in group["params"]]
+        with probing(outputs, self.options.loss, self.space, self.start, params, self.stats.counts) as probe:
+            model = directions.linearize(probe)
+            for _ in range(TRIES):
+                move = solve_damped(model, state.damping)
+                displacement = directions.move(move.coefficients)
+                loss = probe.loss(displacement)
+                cause = judge(state, model, move, loss)
+                if not cause:
+                    break
+            adapt_width(state, model)
+            cost = probe.count * self.options.forward_cost
+            book(state, self.options.budget, cost, model.loss, model.loss if cause else loss)
+            if not cause:
+                probe.end = probe.point
+        if not cause:
+            directions.keep(displacement, probe.end)
+        state.suspicious = bool(cause)
+        self.stats.counts["attempted"] += 1
+        self.stats.counts[f"rejected_{cause}" if cause else "accepted"] += 1
+        self.stats.describe = partial(describe, state.k, model, move, cause)
+        if self.hooks or logger.isEnabledFor(logging.DEBUG):
+            self.publish()
+
+    def skip(self, problem: Unusable) -> None:
+        """Count and report a jump that was not tried."""
+        self.stats.counts[f"skipped_{problem.cause}"] += 1
+        if problem.cause != "converged":
+            self.tell_once(f"GaussNewton makes plain steps: {problem}.")
+
+    def gauges(self) -> dict[str, float]:
+        """What the driver has set itself."""
+        state = self.state
+        return {"share": state.share, "wait": state.wait, "damping": state.damping, "differences": state.width}
+
+    # ---------------------------------------------------------------------------------------------- in and out
+
+    def build(self, space: Space) -> None:
+        """Make room for directions, and for the point that they start from."""
+        self.directions = HistoryDirections(space, self.state)
+        self.start = space.vector()
+        """The weights before a base step that a jump may follow, then those after it, from which the jump starts."""
+
+    def resume(self, state: GaussNewtonState) -> None:
+        """Go on with these numbers."""
+        self.state = self.directions.state = state
+
+    def saved(self) -> Saved:
+        """Directions, the point that the next one is measured from, and all numbers."""
+        counts = torch.tensor(self.stats.counters(), dtype=torch.float64)
+        return Saved(self.directions.saved(), {STATE: pack(self.state, self.kind), "counts": counts})
+
+    def shapes(self) -> Shapes:
+        """Rows, and the point that the next one is measured from."""
+        return {"directions": ("directions", (KEPT,)), "stored": ("directions", ())}
+
+    def load_numbers(self, found: dict[Tensor, Entries]) -> None:
+        """Continue where the entries were saved."""
+        entries = next(iter(found.values()))
+        self.resume(unpack(GaussNewtonState, entries[STATE]))
+        self.stats.set_counters(entries["counts"].tolist())
+
+    def forget(self) -> None:
+        """Forget all directions, and what was adapted to them."""
+        self.resume(GaussNewtonState(share=self.options.budget, k=self.state.k))
+        self.stats.counts["restarts"] += 1
+
+    def cancel(self) -> None:
+        """Nothing is under way between two steps."""
+
+
+def describe(step: int, model: LinearModel, move: Move, cause: str) -> JumpRecord:
+    """The record of a jump; losses are squares of residual norms."""
+    now, then = (sqrt(x) if isfinite(x) and x > 0 else 0.0 for x in (model.loss, move.promised))
+    directions = len(move.coefficients)
+    norm = float(torch.linalg.vector_norm(move.coefficients))
+    return JumpRecord(step, now, then, directions, directions, norm, cause=cause)

@@ -1,0 +1,224 @@
+"""``Objective`` and ``Term``: a loss as means of squared residuals of single samples, and where samples come from."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import KW_ONLY, dataclass
+from math import isfinite, sqrt
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from .._options import integer, invalid, real
+
+Samples = tuple[Tensor, ...]
+"""Samples of one term: tensors whose first dimension counts them."""
+
+ADVICE = (
+    "In the term {name!r}. Its function gets u and one sample, and is evaluated for all samples at once with "
+    "torch.vmap: differentiate with torch.func (grad, jvp, jacrev, hessian) instead of torch.autograd.grad, choose "
+    "with torch.where instead of if, and do not convert tensors to numbers."
+)
+
+
+@dataclass(frozen=True, eq=False)
+class Term:
+    """A term of an ``Objective``: weight times the mean over samples of the sum of squared residuals.
+
+    Args:
+        function: the residual at one sample, ``function(u, sample)``; returns a tensor, or a tuple or dictionary of
+            tensors. ``u`` is the model as a function of one point. A sampler that gives several tensors hands one row
+            of each to the function, ``function(u, point, value)``.
+        samples: a function that draws a given number of samples, or the samples: a tensor or a tuple of tensors
+            whose first dimension counts samples.
+        count: number of samples to draw; only with a function.
+        weight: factor of the term in the loss.
+
+    >>> Term(lambda u, point: u(point), torch.zeros(10, 2), count=5)
+    Traceback (most recent call last):
+    ValueError: Invalid count: 5. Allowed: None for samples that are given.
+    """
+
+    function: Callable[..., Any]
+    samples: Callable[[int], Any] | Tensor | Samples
+    _: KW_ONLY
+    count: int | None = None
+    weight: float = 1.0
+
+    def __post_init__(self) -> None:
+        if not callable(self.function):
+            raise TypeError(f"Invalid function: {self.function!r}. Allowed: a function of u and one sample.")
+        weight = real("weight", self.weight, lambda x: x > 0 and isfinite(x), "a finite number above 0")
+        object.__setattr__(self, "weight", weight)
+        if callable(self.samples):
+            object.__setattr__(self, "count", integer("count", self.count, 1))
+        elif self.count is not None:
+            raise invalid("count", self.count, "None for samples that are given")
+        else:
+            object.__setattr__(self, "samples", checked_samples("samples", self.samples))
+
+    def draw(self, name: str) -> Samples:
+        """The samples for one evaluation."""
+        if not callable(self.samples):
+            return self.samples  # type: ignore[return-value]
+        assert self.count is not None
+        return checked_samples(f"what the sampler of {name!r} returned", self.samples(self.count), self.count)
+
+
+class Objective:
+    """A loss made of residuals, and a closure for any optimizer of PyTorch.
+
+    The loss is the sum over terms of weight times the mean over samples of the sum of squared residuals. Called, the
+    objective zeroes the gradients of the model, draws samples, computes the loss, goes backward and returns it.
+
+    ``objective(name=batch)`` is a closure for these samples, e.g. from a data loader; other terms draw theirs.
+    ``objective.draw()`` is a closure for samples that are drawn now and stay. Optimizers that compare losses of
+    several calls in one step, such as LBFGS with a line search, need it: ``optimizer.step(objective.draw())``.
+    ``GaussNewton.step(objective)`` does this by itself.
+
+    Args:
+        model: a module. ``u(point)`` calls it with a batch of one and drops that dimension; one number is a scalar.
+        terms: at least one ``Term``, by name.
+
+    >>> import torch
+    >>> from torch.func import grad
+    >>> model = torch.nn.Sequential(torch.nn.Linear(1, 8), torch.nn.Tanh(), torch.nn.Linear(8, 1))
+    >>> def decay(u, t):
+    ...     return grad(u)(t).sum() + u(t)
+    >>> objective = Objective(
+    ...     model,
+    ...     interior=Term(decay, lambda count: torch.rand(count, 1), count=100),
+    ...     start=Term(lambda u, t, value: u(t) - value, (torch.zeros(1, 1), torch.ones(1)), weight=10.0),
+    ... )
+    >>> optimizer = torch.optim.Adam(model.parameters())
+    >>> bool(optimizer.step(objective) > 0)
+    True
+    """
+
+    def __init__(self, model: nn.Module, **terms: Term):
+        if not isinstance(model, nn.Module):
+            raise TypeError(f"Invalid model: {type(model).__name__}. Allowed: a torch.nn.Module.")
+        if not terms:
+            raise ValueError("Invalid terms: none. Allowed: at least one, e.g. Objective(model, interior=Term(...)).")
+        for name, term in terms.items():
+            if not isinstance(term, Term):
+                raise TypeError(f"Invalid term {name!r}: {type(term).__name__}. Allowed: a torch_anderson.Term.")
+        self.model = model
+        self.terms = terms
+        self.checked = False
+        """Whether all residuals were found to be finite and to depend on the weights."""
+
+    def __call__(self, **samples: Any) -> Any:
+        """Zero the gradients, draw samples, compute the loss, go backward; or make a closure for given samples."""
+        return self.draw(**samples) if samples else self.draw()()
+
+    def draw(self, **given: Any) -> Closure:
+        """Make a closure for samples that stay: those given by the names of terms, others drawn now."""
+        for name in given:
+            if name not in self.terms:
+                raise TypeError(f"Invalid term {name!r}. Allowed: {', '.join(map(repr, self.terms))}.")
+        return Closure(
+            self,
+            {
+                name: checked_samples(f"samples of {name!r}", given[name]) if name in given else term.draw(name)
+                for name, term in self.terms.items()
+            },
+        )
+
+    def u(self, *point: Tensor) -> Tensor:
+        """The model at one point."""
+        found = self.model(*(x.unsqueeze(0) for x in point)).squeeze(0)
+        return found.reshape(()) if found.numel() == 1 else found
+
+
+class Closure:
+    """An objective on samples that stay: a closure for any optimizer."""
+
+    def __init__(self, objective: Objective, samples: Mapping[str, Samples]):
+        self.objective = objective
+        self.samples = samples
+
+    def __call__(self) -> Tensor:
+        """Zero the gradients of the model, compute the loss, go backward; returns the loss."""
+        self.objective.model.zero_grad()
+        with torch.enable_grad():
+            loss = self.loss()
+            loss.backward()
+        return loss
+
+    def loss(self) -> Tensor:
+        """The loss, with its graph."""
+        objective = self.objective
+        losses = []
+        for name, term in objective.terms.items():
+            found = self._evaluated(name)
+            if not objective.checked:
+                _check_first(name, found, objective.model)
+            count = len(self.samples[name][0])
+            losses += [term.weight / count * _real(tensor).square().sum() for tensor in found]
+        objective.checked = True
+        return torch.stack([loss.to(losses[0].device) for loss in losses]).sum()
+
+    @torch.no_grad()
+    def residuals(self) -> list[Tensor]:
+        """The residuals, scaled such that their means of squares add up to the loss; one forward pass, no graph."""
+        scaled = []
+        for name, term in self.objective.terms.items():
+            count = len(self.samples[name][0])
+            scaled += [tensor * sqrt(term.weight * tensor.numel() / count) for tensor in self._evaluated(name)]
+        return scaled
+
+    def _evaluated(self, name: str) -> tuple[Tensor, ...]:
+        """The residuals of a term at all samples."""
+        objective, function = self.objective, self.objective.terms[name].function
+
+        def residual(*sample: Tensor) -> tuple[Tensor, ...]:
+            return _tensors(name, function(objective.u, *sample))
+
+        try:
+            return torch.vmap(residual, randomness="different")(*self.samples[name])  # type: ignore[no-any-return]
+        except Exception as problem:
+            problem.add_note(ADVICE.format(name=name))
+            raise
+
+
+def checked_samples(what: str, found: Any, count: int | None = None) -> Samples:
+    """Samples as a tuple of tensors of one length; raises TypeError or ValueError that says what was found."""
+    tensors = (found,) if isinstance(found, Tensor) else found
+    if not isinstance(tensors, (tuple, list)) or not tensors or not all(isinstance(x, Tensor) for x in tensors):
+        raise TypeError(f"Invalid {what}: {type(found).__name__}. Allowed: a tensor, or a tuple of tensors.")
+    if any(x.dim() == 0 for x in tensors) or len({len(x) for x in tensors}) != 1 or not len(tensors[0]):
+        shapes = ", ".join(str(tuple(x.shape)) for x in tensors)
+        raise ValueError(f"Invalid {what}: shapes {shapes}. Allowed: one row for each of at least one sample.")
+    if count is not None and len(tensors[0]) != count:
+        raise ValueError(f"Invalid {what}: {len(tensors[0])} samples. Allowed: as many as asked for, {count}.")
+    return tuple(tensors)
+
+
+def _tensors(name: str, found: Any) -> tuple[Tensor, ...]:
+    """What a term's function returned, as a tuple of tensors that can be squared."""
+    values = found.values() if isinstance(found, dict) else found if isinstance(found, (tuple, list)) else (found,)
+    tensors = tuple(values)
+    if not tensors or not all(isinstance(x, Tensor) for x in tensors):
+        kinds = ", ".join(type(x).__name__ for x in tensors) or "nothing"
+        raise TypeError(f"The function of {name!r} returned {kinds}. Return a tensor, or several: the residuals.")
+    if not all(x.is_floating_point() or x.is_complex() for x in tensors):
+        raise TypeError(f"The function of {name!r} returned integers. Return residuals in floating point.")
+    return tensors
+
+
+def _check_first(name: str, found: tuple[Tensor, ...], model: nn.Module) -> None:
+    """Raise for residuals that are not finite from the start, or do not depend on the weights."""
+    if not all(x.isfinite().all() for x in found):
+        raise ValueError(
+            f"The residual of {name!r} is not finite at some sample of the first evaluation. Check its derivatives "
+            "there: a square root or an absolute value has none at 0."
+        )
+    trains = any(p.requires_grad for p in model.parameters())
+    if trains and torch.is_grad_enabled() and not any(x.requires_grad for x in found):
+        raise ValueError(f"The residual of {name!r} does not depend on the model's weights. Compute it from u(point).")
+
+
+def _real(tensor: Tensor) -> Tensor:
+    return torch.view_as_real(tensor.resolve_conj()) if tensor.is_complex() else tensor

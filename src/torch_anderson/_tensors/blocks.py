@@ -1,0 +1,253 @@
+"""Parameters as flat vectors: one block for all that share device, type and placement, whatever their groups.
+
+Half-precision parameters are handled in float32, complex ones as pairs of real numbers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from itertools import accumulate, compress
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from .._ranks.placement import Parcel, Placement, Sliced, Whole, exchange, placement_of
+from .._ranks.ranks import Ranks
+from .members import Group, flat_view, members, real_numbers, refuse_sparse, working_dtype
+
+Vector = list[Tensor]
+"""One flat tensor for each block: weights, or anything with as many numbers."""
+
+
+class Block:
+    """Parameters that share device, type and placement, read and written as one flat vector."""
+
+    def __init__(self, params: Sequence[Tensor], placements: Sequence[Placement]):
+        self.params = list(params)
+        self.placements = list(placements)
+        self.device = params[0].device
+        self.dtype = working_dtype(params[0].dtype)
+        self._views = self._flat_views()
+        self._pointers = pointers(params)
+        self.sizes = [view.numel() for view in self._views]
+        self.offsets = [0, *accumulate(self.sizes)]
+        self.n = self.offsets[-1]
+        self._without_gradient: list[int] = []
+        self._unseen = list(params)
+        """Parameters whose gradient was never seen, to be refused if it is sparse."""
+        self._pieces: dict[int, tuple[Tensor, tuple[Tensor, ...]]] = {}
+        """Vectors and their pieces, by identity, which belongs to a vector only as long as it is kept here."""
+        first = placements[0]
+        self.sharded = first.sharded
+        self.copy_weight = 1 / first.copies
+        """Weight of sums over all columns that this rank keeps, so that the sum over ranks counts each copy once."""
+        # Ranks that keep the same columns share the work of multiplying them.
+        self.span = (0, self.n)
+        self.span_weight = self.copy_weight
+        if first.copy is not None:
+            self.span = (self.n * first.copy // first.copies, self.n * (first.copy + 1) // first.copies)
+            self.span_weight = 1.0
+
+    def vector(self) -> Tensor:
+        """A new vector of zeros, whose pieces are known."""
+        vector = self.rows(1)[0]
+        self._pieces[id(vector)] = vector, vector.split(self.sizes)
+        return vector
+
+    def rows(self, count: int) -> Tensor:
+        """A new matrix of zeros with ``count`` rows."""
+        return torch.zeros(count, self.n, device=self.device, dtype=self.dtype)
+
+    def refresh(self) -> None:
+        """Follow parameters whose memory was swapped (``p.data = ...``)."""
+        now = pointers(self.params)
+        if now != self._pointers:
+            self._pointers, self._views = now, self._flat_views()
+
+    def _flat_views(self) -> list[Tensor]:
+        return [flat_view(place.local(p)) for place, p in zip(self.placements, self.params, strict=True)]
+
+    def read(self, vector: Tensor) -> None:
+        """Copy the parameters to a vector."""
+        if self._views[0].dtype == vector.dtype:
+            torch.cat(self._views, out=vector)
+        else:  # a conversion makes `cat` four times slower than these
+            torch._foreach_copy_(self.pieces(vector), self._views)
+
+    def read_gradients(self, vector: Tensor) -> None:
+        """Copy the gradients to a vector; a parameter without one counts as 0."""
+        for piece, place, param in zip(self.pieces(vector), self.placements, self.params, strict=True):
+            if param.grad is None:
+                piece.zero_()
+            elif isinstance(place, Whole):
+                piece.copy_(_in_memory_order(param.grad.detach(), param))
+            else:
+                piece.copy_(_in_memory_order(place.local(param.grad), place.local(param)))
+
+    def write(self, vector: Tensor, everything: bool) -> None:
+        """Set the parameters to a vector, except those that the base leaves alone because they have no gradient."""
+        targets, sources = self._views, self.pieces(vector)
+        if not everything and not all(written := self._written()):
+            targets, sources = list(compress(targets, written)), tuple(compress(sources, written))
+        if targets:
+            torch._foreach_copy_(targets, sources)
+
+    def parcels(self, vector: Tensor, everything: bool) -> Iterator[Parcel]:
+        """What to exchange with the other ranks for the same purpose, where each has the values of some rows.
+
+        The message does not depend on gradients, which one rank may have and another may not.
+        """
+        written = self._written()
+        for i, (param, place, values) in enumerate(zip(self.params, self.placements, self.pieces(vector), strict=True)):
+            assert isinstance(place, Sliced)
+            yield Parcel(place, flat_view(param), values, wanted=everything or written[i])
+
+    def note_gradients(self) -> None:
+        """Remember which parameters have no gradient before a base step, which may set others to None."""
+        self._without_gradient = [i for i, p in enumerate(self.params) if p.grad is None]
+        if self._unseen:
+            refuse_sparse(self._unseen)
+            self._unseen = [p for p in self._unseen if p.grad is None]
+
+    def _written(self) -> list[bool]:
+        """Parameters that train and have a gradient; if none has after the base step, which may set them to None, those
+        that had one before it; all if none had, as with a base that consumes gradients inside its closure."""
+        left = {i for i, p in enumerate(self.params) if p.grad is None}
+        if len(left) == len(self.params):
+            left = set(self._without_gradient)
+        everything = len(left) == len(self.params)
+        return [p.requires_grad and (everything or i not in left) for i, p in enumerate(self.params)]
+
+    def pieces(self, vector: Tensor) -> tuple[Tensor, ...]:
+        """The vector as one tensor for each parameter."""
+        known = self._pieces.get(id(vector))
+        return known[1] if known else vector.split(self.sizes)
+
+    def present(self) -> list[Tensor]:
+        """A copy of all that this rank holds of the parameters, which may be more than it keeps a history of."""
+        return [view.clone() for view in self._held()]
+
+    def put_back(self, values: list[Tensor]) -> None:
+        """Set the parameters to such a copy."""
+        torch._foreach_copy_(self._held(), values)
+
+    def _held(self) -> list[Tensor]:
+        return [flat_view(p) for p in self.params] if isinstance(self.placements[0], Sliced) else self._views
+
+
+class Space:
+    """All parameters that take part, as blocks. A ``Vector`` has one tensor for each of them."""
+
+    def __init__(self, groups: Sequence[Group], group: Any, shard: bool = False):
+        self.ranks = Ranks(group)
+        self.shard = shard
+        self.params = members(groups)
+        self._seen = _look(groups)
+        self.layout = _layout(groups, self.ranks.size)
+        alike: dict[Any, list[tuple[Tensor, Placement]]] = {}
+        for param in self.params:
+            place = placement_of(param, self.ranks, shard)
+            alike.setdefault((param.dtype, param.device, place.key), []).append((param, place))
+        self.blocks = [Block(*zip(*found, strict=True)) for found in alike.values()]
+        self.total = sum(map(real_numbers, self.params))
+        """Numbers on all ranks, copies counted once."""
+        self.settled = bool(self.blocks) and all(b.device.type == "cpu" and not b.sharded for b in self.blocks)
+        """Whether it costs nothing to see that the weights have not moved."""
+        self.ranks.home = self.blocks[0].device if self.blocks else None
+
+    @staticmethod
+    def if_changed(known: Space | None, groups: Sequence[Group], group: Any, shard: bool = False) -> Space | None:
+        """A new space if parameters came, went, were frozen or moved, or if ranks came; None if it is still valid."""
+        if known is not None:
+            if known._seen == (seen := _look(groups)):
+                return None
+            known._seen = seen
+            if known.layout == _layout(groups, Ranks(group).size):
+                known.refresh()
+                return None
+        return Space(groups, group, shard)
+
+    def vector(self) -> Vector:
+        """A new vector of zeros."""
+        return [block.vector() for block in self.blocks]
+
+    def rows(self, count: int) -> list[Tensor]:
+        """New matrices of zeros with ``count`` rows, one for each block."""
+        return [block.rows(count) for block in self.blocks]
+
+    def refresh(self) -> None:
+        """Follow parameters whose memory was swapped."""
+        for block in self.blocks:
+            block.refresh()
+
+    def read(self, vector: Vector) -> None:
+        """Copy the weights to a vector."""
+        for block, part in zip(self.blocks, vector, strict=True):
+            block.read(part)
+
+    def write(self, vector: Vector, everything: bool = False) -> None:
+        """Set the weights on all ranks; by default except those that have no gradient."""
+        parcels: list[Parcel] = []
+        for block, part in zip(self.blocks, vector, strict=True):
+            if isinstance(block.placements[0], Sliced):
+                parcels += block.parcels(part, everything)
+            else:
+                block.write(part, everything)
+        if parcels:
+            exchange(parcels)
+
+    def read_gradients(self, vector: Vector) -> None:
+        """Copy the gradients to a vector."""
+        for block, part in zip(self.blocks, vector, strict=True):
+            block.read_gradients(part)
+
+    def note_gradients(self) -> None:
+        """Remember, before a base step, which parameters it will leave alone."""
+        for block in self.blocks:
+            block.note_gradients()
+
+    def version(self) -> int:
+        """A number that changes when anybody writes to the parameters."""
+        return sum(p._version for p in self.params)
+
+    def squares(self, vector: Vector) -> float:
+        """|vector|^2 over all ranks' columns, in float64; waits for the device."""
+        return float(self.add_up([torch.linalg.vector_norm(part, dtype=torch.float64).square() for part in vector]))
+
+    def add_up(self, parts: Sequence[Tensor]) -> Tensor:
+        """Sum numbers over blocks, each over the columns that this rank keeps, and over ranks; on the host."""
+        weighted = [block.copy_weight * part.double().cpu() for block, part in zip(self.blocks, parts, strict=True)]
+        return self.ranks.sum(torch.stack(weighted).sum(0))
+
+
+def pointers(params: Sequence[Any]) -> list[int]:
+    """Memory addresses of the parameters; of a DTensor, its local shard."""
+    return [getattr(p, "_local_tensor", p).data_ptr() for p in params]
+
+
+def _look(groups: Sequence[Group]) -> list[Any]:
+    """What tells, at little cost, that the layout is unchanged: another device or type means other memory."""
+    seen: list[Any] = [dist.is_available() and dist.is_initialized()]
+    for group in groups:
+        params = group["params"]
+        seen.append(group.get("anderson", True))
+        seen += [(id(p), p.requires_grad) for p in params]
+        seen += pointers(params)
+    return seen
+
+
+def _layout(groups: Sequence[Group], ranks: int) -> tuple[Any, ...]:
+    """What the blocks depend on: ranks, members, and their places."""
+    params = members(groups)
+    return ranks, [id(p) for p in params], [(p.device, p.dtype) for p in params]
+
+
+def _in_memory_order(gradient: Tensor, param: Tensor) -> Tensor:
+    """The gradient's numbers in the order in which the parameter's are stored."""
+    gradient = gradient.resolve_conj().resolve_neg()
+    if gradient.stride() != param.stride():
+        gradient = torch.empty_like(param).copy_(gradient)
+    real = torch.view_as_real(gradient) if gradient.is_complex() else gradient
+    return real.as_strided((real.numel(),), (1,))

@@ -1,0 +1,427 @@
+"""Training on a device that is not the processor: the same bits, checkpoints on the host, and the cost of a step.
+
+The device is pretended (``pretended.py``): errors of placement show on any machine, and a run can be compared with one
+on the processor bit for bit.
+"""
+
+import io
+from collections import Counter
+from copy import copy, deepcopy
+from functools import partial
+from itertools import chain, pairwise
+from operator import is_, sub
+from statistics import fmean
+from typing import NamedTuple
+
+import pytest
+import torch
+from pretended import NAME as DEVICE
+from pretended import allocated, counted, move, on_device
+from torch import Tensor, nn
+from torch.nn.functional import cross_entropy, mse_loss, smooth_l1_loss
+from torch.optim import SGD, Adam
+from torch.utils._pytree import tree_map
+from training import EAGER, assert_same, batch, counts, make_model, weights
+
+from torch_anderson import Anderson, GaussNewton, MovingAverage, Objective, Storage, Term
+
+BASES = {
+    "sgd": lambda params: SGD(params, lr=0.1),
+    "momentum": lambda params: SGD(params, lr=0.05, momentum=0.9),
+    "adam": lambda params: Adam(params, lr=1e-2, foreach=True),
+}
+STEPS = 30
+
+# At least one value of every option; values are made in the process that has the device.
+ANDERSON = {
+    "Anderson": lambda: {},
+    "history_size": lambda: EAGER | {"history_size": 2},
+    "period": lambda: EAGER | {"period": 4},
+    "period 1": lambda: EAGER | {"period": 1},
+    "store_period": lambda: EAGER | {"period": 4, "store_period": 2},
+    "residual_steps": lambda: EAGER | {"period": 3, "residual_steps": 3},
+    "residual_steps below period": lambda: EAGER | {"period": 4, "residual_steps": 2, "store_period": 2},
+    "relaxation": lambda: EAGER | {"relaxation": 0.5},
+    "warmup": lambda: EAGER | {"warmup": 5},
+    "average": lambda: EAGER | {"average": MovingAverage(3, tolerance=1e-3)},
+    "average detrended": lambda: EAGER | {"period": 5, "average": MovingAverage(4, criterion="detrended")},
+    "average, safeguard residual": lambda: EAGER | {"period": 1, "average": MovingAverage(3), "safeguard": "residual"},
+    "regularization": lambda: EAGER | {"regularization": 1e-4},
+    "max_jump": lambda: EAGER | {"max_jump": 0.5},
+    "safeguard descent": lambda: EAGER | {"safeguard": "descent"},
+    "safeguard loss": lambda: EAGER | {"safeguard": "loss"},
+    "safeguard residual": lambda: EAGER | {"period": 2, "safeguard": "residual"},
+    "storage dtype": lambda: EAGER | {"storage": Storage(dtype=torch.bfloat16)},
+    "storage shard": lambda: EAGER | {"storage": Storage(shard=True)},
+    "process_group": lambda: EAGER | {"process_group": _group_of_one()},
+}
+GAUSS_NEWTON = {
+    "GaussNewton": lambda: {},
+    "GaussNewton mse": lambda: {"loss": "mse"},
+    "GaussNewton cross_entropy": lambda: {"loss": "cross_entropy"},
+    "GaussNewton function": lambda: {"loss": smooth_l1_loss},
+    "GaussNewton directions": lambda: {"directions": "history"},
+    "GaussNewton budget": lambda: {"budget": 0.9},
+    "GaussNewton forward_cost": lambda: {"forward_cost": 0.02},
+    "GaussNewton process_group": lambda: {"process_group": _group_of_one()},
+    "GaussNewton objective": lambda: {"budget": 0.9},
+}
+CASES = ANDERSON | GAUSS_NEWTON
+
+
+def cases(names):
+    return pytest.mark.parametrize("case", names)
+
+
+def _group_of_one():
+    if not torch.distributed.is_initialized():
+        torch.distributed.init_process_group("gloo", store=torch.distributed.HashStore(), rank=0, world_size=1)
+    return torch.distributed.group.WORLD
+
+
+# ------------------------------------------------------------------------------------------------------- training
+
+
+class Training:
+    """A model and its optimizer on a device; step i always sees the same samples."""
+
+    def __init__(self, case, base, device, seed=0, **more):
+        self.case, self.device, self.options = case, device, CASES[case]() | more
+        self.model = make_model(seed).to(device)
+        accelerator = Anderson if case in ANDERSON else GaussNewton
+        self.optimizer = accelerator(BASES[base](self.model.parameters()), **self.options)
+        self.objective = self._objective()
+
+    def copied(self):
+        other = copy(self)
+        other.model, other.optimizer = deepcopy((self.model, self.optimizer))
+        other.objective = other._objective()
+        return other
+
+    def move(self):
+        move(self.model)
+        self.device = DEVICE
+        self.objective = self._objective()
+
+    def run(self, start, stop):
+        for i in range(start, stop):
+            self.samples = tuple(tensor.to(self.device) for tensor in batch(i))
+            self.optimizer.step(self.objective) if self.objective else self._step()
+        return self
+
+    def _step(self):
+        self.optimizer.zero_grad()
+        self._loss().backward()
+        if self.case in GAUSS_NEWTON:
+            self.optimizer.step(outputs=self._outputs)
+        elif self.options.get("safeguard") == "loss":
+            self.optimizer.step(loss_fn=self._loss)
+        else:
+            self.optimizer.step()
+
+    def _outputs(self):
+        """What ``GaussNewton`` wants to see, for its option ``loss``."""
+        (x, y), loss = self.samples, self.options.get("loss", "residual")
+        predictions = self.model(x)
+        if loss == "cross_entropy":
+            return torch.cat([predictions, -predictions], 1), (y[:, 0] > 0).long()
+        return predictions - y if loss == "residual" else (predictions, y)
+
+    def _loss(self):
+        loss = self.options.get("loss", "residual")
+        losses = {"residual": lambda r: r.square().mean(), "mse": mse_loss, "cross_entropy": cross_entropy}
+        found = self._outputs()
+        return losses.get(loss, loss)(*(found if isinstance(found, tuple) else (found,)))
+
+    def _objective(self):
+        """One term whose samples are drawn, and one whose samples are fixed."""
+        if self.case != "GaussNewton objective":
+            return None
+        fixed = tuple(tensor.to(self.device) for tensor in batch(1000))
+        return Objective(
+            self.model,
+            drawn=Term(_difference, self._draw, count=16),
+            fixed=Term(_difference, fixed, weight=0.5),
+        )
+
+    def _draw(self, count):
+        return tuple(tensor[:count] for tensor in self.samples)
+
+    def state(self):
+        return {"model": self.model.state_dict(), "optimizer": self.optimizer.state_dict()}
+
+    def load(self, state):
+        self.model.load_state_dict(state["model"])
+        self.optimizer.load_state_dict(state["optimizer"])
+        return self
+
+
+def _difference(u, point, value):
+    return u(point) - value.squeeze()
+
+
+def assert_alike(ours, theirs):
+    """The same weights bit for bit, wherever they are, and the same decisions."""
+    assert_same(*([tensor.cpu() for tensor in weights(training.model)] for training in (ours, theirs)))
+    found, expected = counts(ours.optimizer), counts(theirs.optimizer)
+    assert found == expected, f"{found} instead of {expected}"
+
+
+# ------------------------------------------------------------------------------------------------------- the bits
+
+
+@pytest.mark.parametrize("base", BASES)
+@cases(CASES)
+@on_device
+def test_every_option_trains_with_the_bits_of_the_processor(case, base):
+    ours, theirs = (Training(case, base, device).run(0, STEPS) for device in (DEVICE, "cpu"))
+    assert_alike(ours, theirs)
+    assert all(param.device.type == DEVICE for param in ours.model.parameters())
+    assert ours.optimizer.stats.counts["attempted"] or case == "Anderson", "nothing was accelerated"
+
+
+def moved(state):
+    """A checkpoint whose tensors were copied to the host one by one."""
+    return tree_map(lambda leaf: leaf.cpu() if isinstance(leaf, Tensor) else leaf, deepcopy(state))
+
+
+def read_from_a_file(state):
+    file = io.BytesIO()
+    torch.save(state, file)
+    file.seek(0)
+    return torch.load(file, weights_only=True, map_location="cpu")
+
+
+HOSTS = {"moved": moved, "file": read_from_a_file}
+
+
+@pytest.mark.parametrize("to_host", HOSTS)
+@cases(CASES)
+@on_device
+def test_every_option_resumes_from_a_checkpoint_on_the_host_with_the_same_bits(case, to_host):
+    theirs = Training(case, "adam", "cpu").run(0, STEPS)
+    saved = Training(case, "adam", DEVICE)
+    for i in range(STEPS // 2):
+        saved.run(i, i + 1)
+        if i > STEPS // 2 - 5:  # each phase of a period
+            state = HOSTS[to_host](saved.state())
+            assert_alike(Training(case, "adam", DEVICE, seed=1).load(state).run(i + 1, STEPS), theirs)
+
+
+@cases(CASES)
+@on_device
+def test_every_option_is_deep_copied_on_the_device(case):
+    theirs = Training(case, "adam", "cpu").run(0, STEPS)
+    ours = Training(case, "adam", DEVICE).run(0, STEPS // 2)
+    assert_alike(ours.copied().run(STEPS // 2, STEPS), theirs)
+    assert_alike(ours.run(STEPS // 2, STEPS), theirs)  # the copy has not trained in its memory
+
+
+@cases(ANDERSON)
+@on_device
+def test_every_option_has_the_same_bits_with_its_history_on_the_host(case):
+    storage = CASES[case]().get("storage", Storage())
+    offloaded = Storage(device="cpu", dtype=storage.dtype, shard=storage.shard)
+    ours = Training(case, "adam", DEVICE, storage=offloaded).run(0, STEPS)
+    assert_alike(ours, Training(case, "adam", DEVICE).run(0, STEPS))
+
+
+@on_device
+def test_a_history_on_the_host_takes_no_memory_of_the_device():
+    history_size, held = 8, {}
+    for place in (None, "cpu"):
+        before = allocated()
+        training = Training("Anderson", "sgd", DEVICE, history_size=history_size, storage=Storage(device=place))
+        training.run(0, STEPS)
+        held[place] = allocated() - before
+    numbers = sum(param.numel() for param in training.model.parameters())
+    assert held[None] - held["cpu"] >= 2 * history_size * numbers * 4, held  # two matrices in single precision
+
+
+# ---------------------------------------------------------------------------------------- what moves between devices
+
+
+@cases(CASES)
+@on_device
+def test_a_model_that_moves_to_the_device_takes_its_history_along(case):
+    ours = Training(case, "sgd", "cpu").run(0, STEPS // 2)
+    before = [*ours.model.parameters()]
+    ours.move()
+    assert all(map(is_, before, ours.model.parameters()))
+    assert_alike(ours.run(STEPS // 2, STEPS), Training(case, "sgd", "cpu").run(0, STEPS))
+
+
+@pytest.mark.parametrize("base", ["momentum", "adam"])
+@on_device
+def test_a_base_with_moments_moves_by_loading_its_own_checkpoint(base):
+    """torch moves the state of an optimizer to its parameters when a checkpoint is loaded."""
+    ours = Training("safeguard residual", base, "cpu").run(0, STEPS // 2)
+    ours.move()
+    ours.optimizer.load_state_dict(ours.optimizer.state_dict())
+    assert_alike(ours.run(STEPS // 2, STEPS), Training("safeguard residual", base, "cpu").run(0, STEPS))
+
+
+@pytest.mark.parametrize("to_host", HOSTS)
+@pytest.mark.parametrize("base", ["momentum", "adam"])
+@on_device
+def test_a_jump_is_taken_back_after_a_checkpoint_from_the_host(base, to_host):
+    theirs, rejected = Training("safeguard residual", base, "cpu"), []
+    for i in range(STEPS):
+        before = counts(theirs.optimizer).get("rejected_residual", 0)
+        theirs.run(i, i + 1)
+        rejected += [i] * (counts(theirs.optimizer).get("rejected_residual", 0) - before)
+    assert rejected, "no jump was taken back"
+    for i in rejected[:4]:
+        state = HOSTS[to_host](Training("safeguard residual", base, DEVICE).run(0, i).state())
+        assert_alike(Training("safeguard residual", base, DEVICE, seed=1).load(state).run(i, STEPS), theirs)
+
+
+# ------------------------------------------------------------------------------------------------- cost of a step
+
+
+class Limit(NamedTuple):
+    """The most that a step may cost beyond the base's own."""
+
+    operations: float
+    views: float
+    waits: float
+
+
+LIMITS = {
+    "p = q = 1, safeguard residual, mean": Limit(14, 12, 1.5),
+    "defaults, ordinary step": Limit(11, 0, 0),
+    "defaults, each tenth": Limit(24, 8, 2),
+    "cycles of 10, first step": Limit(1, 0, 0),  # the copy of the weights that the cycle starts from
+    "cycles of 10, ordinary step": Limit(0, 0, 0),
+    "cycles of 10, each tenth": Limit(22, 8, 2),
+}
+
+
+def network(*widths):
+    """The parameters of a perceptron, and a function that computes their gradients on data that are one batch."""
+    torch.manual_seed(0)
+    layers = [(nn.Linear(*pair), nn.Tanh()) for pair in pairwise((4, *widths, 1))]
+    model = nn.Sequential(*chain.from_iterable(layers))[:-1].to(DEVICE)
+    x, y = (tensor.to(DEVICE) for tensor in batch(0))
+    return [*model.parameters()], lambda: mse_loss(model(x), y).backward()
+
+
+def quadratic(size):
+    """As many parameters of one number, and a function that computes their gradients."""
+    params = [nn.Parameter(torch.ones(1, device=DEVICE)) for _ in range(size)]
+    slopes = [(i + 1) / size for i in range(size)]
+
+    def backward():
+        for param, gradient in zip(params, torch._foreach_mul([p.detach() for p in params], slopes), strict=True):
+            param.grad = gradient
+
+    return params, backward
+
+
+MODELS = {"4 tensors": (8,), "8 tensors": (16, 16, 16)}
+
+
+def costs(problem, base, steps, **options):
+    """The cost of each step beyond that of the base alone."""
+    ours = _costs(problem, lambda params: Anderson(base(params), **options), steps)
+    return list(map(sub, ours, _costs(problem, base, steps)))
+
+
+def _costs(problem, optimizer_of, steps):
+    params, backward = problem()
+    optimizer, found = optimizer_of(params), []
+    for _ in range(steps):
+        optimizer.zero_grad()
+        backward()
+        with counted() as cost:
+            optimizer.step()
+        found.append(cost)
+    return found
+
+
+def assert_within(limit, steps, summary=max):
+    """Compare with a row of the table; a failure lists the operations."""
+    for name, allowed in LIMITS[limit]._asdict().items():
+        found = summary(getattr(cost, name) for cost in steps)
+        assert found <= allowed, f"{found} {name}, limit {allowed}: {sum((cost.names for cost in steps), Counter())}"
+
+
+@pytest.mark.parametrize("model", MODELS)
+@pytest.mark.parametrize("base", BASES)
+@on_device
+def test_the_mean_cost_of_an_acceleration_in_each_step_is_limited(base, model):
+    found = costs(partial(network, *MODELS[model]), BASES[base], 50, period=1, store_period=1, safeguard="residual")
+    assert_within("p = q = 1, safeguard residual, mean", found[9:], fmean)
+
+
+@pytest.mark.parametrize("model", MODELS)
+@pytest.mark.parametrize("base", BASES)
+@on_device
+def test_the_cost_of_a_step_with_defaults_is_limited(base, model):
+    found = costs(partial(network, *MODELS[model]), BASES[base], 100)[20:]
+    assert_within("defaults, each tenth", found[9::10])
+    del found[9::10]
+    assert_within("defaults, ordinary step", found)
+
+
+@pytest.mark.parametrize("model", MODELS)
+@pytest.mark.parametrize("base", BASES)
+@on_device
+def test_within_a_cycle_a_step_costs_nothing_beyond_the_base(base, model):
+    found = costs(partial(network, *MODELS[model]), BASES[base], 100, period=10, residual_steps=10)[20:]
+    assert_within("cycles of 10, each tenth", found[9::10])
+    assert_within("cycles of 10, first step", found[::10])
+    assert_within("cycles of 10, ordinary step", [cost for i, cost in enumerate(found) if i % 10 not in (0, 9)])
+
+
+@pytest.mark.parametrize("options", [{"period": 2}, {"period": 1, "safeguard": "residual"}], ids=str)
+@on_device
+def test_a_thousand_groups_cost_as_many_operations_as_one(options):
+    problem, steps = partial(quadratic, 1000), 6
+    together = costs(problem, lambda params: SGD(params, lr=0.1), steps, **options)
+    apart = costs(problem, lambda params: SGD([{"params": [param]} for param in params], lr=0.1), steps, **options)
+    found, expected = ([(cost.operations, cost.waits) for cost in each] for each in (apart, together))
+    assert found == expected, f"{found} instead of {expected} operations and waits"
+
+
+# --------------------------------------------------------------------------------------------- the device itself
+
+
+MIXTURES = {
+    "sum": lambda ours, theirs: ours + theirs,
+    "product": lambda ours, theirs: torch.dot(theirs, ours),
+    "list": lambda ours, theirs: torch.stack([ours[0], theirs[0]]),
+    "foreach": lambda ours, theirs: torch._foreach_add([ours, theirs], 1.0),
+    "result on the host": lambda ours, theirs: theirs[0].add_(ours[0]),
+    "rows of the host": lambda ours, theirs: theirs[ours.long()],
+}
+
+
+@pytest.mark.parametrize("mixture", MIXTURES)
+@on_device
+def test_an_operation_on_tensors_of_both_devices_is_refused(mixture):
+    with pytest.raises(RuntimeError, match="on the same device"):
+        MIXTURES[mixture](torch.zeros(3, device=DEVICE), torch.zeros(3))
+
+
+@on_device
+def test_scalars_and_indices_may_come_from_the_host():
+    ours = torch.arange(3.0, device=DEVICE)
+    assert (ours * torch.tensor(2.0))[torch.tensor([2, 1])].tolist() == [4.0, 2.0]
+
+
+@on_device
+def test_costs_are_counted():
+    with counted() as cost:
+        ours = torch.tensor([1.0, 2.0], device=DEVICE)  # an upload, and a view that torch makes of it
+        ours.add_(torch.ones(2).to(DEVICE))  # another one, an operation
+        ours[:1].mul_(3)  # a view, an operation
+        assert ours.sum().item() == 9  # two operations, the host waits
+        torch.zeros(2).copy_(ours)  # a third, the host waits
+    assert (cost.operations, cost.views, cost.waits, cost.uploads) == (5, 2, 2, 2), cost
+
+
+def test_this_process_does_not_have_the_device():
+    """Other tests must not see an accelerator that is not there."""
+    with pytest.raises(RuntimeError):
+        torch.device(DEVICE)
