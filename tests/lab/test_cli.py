@@ -16,8 +16,7 @@ import psutil
 import pytest
 from rich.console import Console
 
-from torch_anderson.lab import cli, overview
-from torch_anderson.lab import sweep as sweeping
+from torch_anderson.lab import attempt, cli, overview
 from torch_anderson.lab.arguments import BadInput, parse_seeds, parse_value, specs, variations
 from torch_anderson.lab.bench import bare_loop, overhead
 from torch_anderson.lab.cli import main
@@ -343,7 +342,7 @@ def test_interrupt_in_this_process_says_what_is_done(tmp_path, capsys, monkeypat
     def interrupted(spec, results, *_):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(sweeping, "run", interrupted)
+    monkeypatch.setattr(attempt, "run", interrupted)
     assert main(["run", "diabetes", "--results", str(tmp_path), *SHORT]) == 130
     assert "0 of 60 runs are done" in capsys.readouterr().err
 

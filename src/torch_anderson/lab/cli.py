@@ -20,8 +20,8 @@ except ImportError as error:
     raise SystemExit(f'{error}: the command line needs more packages: pip install "torch-anderson[lab]"') from None
 
 if TYPE_CHECKING:
+    from .attempt import Outcome
     from .runner import Spec
-    from .sweep import Outcome
 
 OK, SOME_FAILED, BAD_INPUT, INTERRUPTED = 0, 1, 2, 130
 SEEDS = {"paper": "0:20", "quick": "0:3"}
@@ -324,7 +324,8 @@ def terminated_like_interrupted() -> Iterator[None]:
 def user_errors() -> tuple[type[Exception], ...]:
     """What is told without a traceback. Asked for only when something has happened."""
     from .arguments import BadInput
+    from .attempt import NoCluster
     from .runner import OtherSettings, UnknownName
-    from .sweep import CannotWrite, NoCluster
+    from .sweep import CannotWrite
 
     return BadInput, UnknownName, OtherSettings, CannotWrite, NoCluster

@@ -15,9 +15,9 @@ from typing import Any
 
 from distributed import Client, as_completed, get_worker
 
+from .attempt import NoCluster, Outcome, attempt, failure
 from .results import SUMMARY, DamagedRun, read_json, write_bytes, write_json
 from .runner import PROGRESS, Spec
-from .sweep import NoCluster, Outcome, attempt, failure
 
 TOPIC = "torch-anderson-progress"
 HEARTBEAT = 1.0

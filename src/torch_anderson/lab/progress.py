@@ -10,10 +10,10 @@ from typing import Any, Self
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
 
+from .attempt import Outcome
 from .results import DamagedRun, is_complete, read_record
 from .runner import PROGRESS, Spec
 from .screen import raw
-from .sweep import Outcome
 from .tasks import TASKS
 
 POLL_EVERY = 0.5

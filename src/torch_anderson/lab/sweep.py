@@ -9,21 +9,18 @@ import os
 import signal
 import threading
 import time
-import traceback
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import closing, contextmanager, suppress
-from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from joblib import Parallel, delayed, parallel_config
 from joblib.externals.loky.process_executor import BrokenProcessPool
-from threadpoolctl import threadpool_limits
 
-from .results import DamagedRun, is_complete, load_run
-from .runner import Spec, run
+from .attempt import Outcome, attempt, disk_full, done_before, failure
+from .results import is_complete
+from .runner import Spec
 
-FAILED = "failed"
 ERROR = "error.txt"
 """In the folder of a run that failed: the traceback."""
 PATIENCE = 2
@@ -32,37 +29,6 @@ PATIENCE = 2
 
 class CannotWrite(Exception):
     """The results folder takes no files: not ours, or the disk is full."""
-
-
-class NoCluster(Exception):
-    """The scheduler does not answer."""
-
-
-@dataclass(frozen=True)
-class Outcome:
-    """How one run of a sweep ended."""
-
-    spec: Spec
-    folder: Path
-    status: str
-    """finished, diverged or failed."""
-    final: dict[str, float] = field(default_factory=dict)
-    """Metrics at the end."""
-    seconds: float = 0.0
-    """Of training."""
-    error: str = ""
-    """Why it failed, in one line."""
-    details: str = ""
-    """The traceback."""
-    disk_full: bool = False
-    """Whether it failed for want of space, as all others would."""
-    done_before: bool = False
-    """Whether it was complete before this sweep."""
-
-    @property
-    def failed(self) -> bool:
-        """Whether there is no result."""
-        return self.status == FAILED
 
 
 def sweep(
@@ -104,14 +70,6 @@ def _outcomes(
         yield from (attempt(spec, results, checkpoint_every) for spec in left)
     else:
         yield from in_processes(left, results, jobs, checkpoint_every)
-
-
-def done_before(spec: Spec, results: Path) -> Outcome:
-    """The outcome of a run that is complete already, or of one that is damaged; raises ``OtherSettings``."""
-    try:
-        return replace(outcome_of(spec, run(spec, results)), done_before=True)
-    except DamagedRun as problem:
-        return failure(spec, results, problem)
 
 
 def unfinished(specs: Iterable[Spec], results: Path) -> list[Spec]:
@@ -169,35 +127,6 @@ def _end_with(parent: int) -> None:
     os._exit(1)
 
 
-def attempt(spec: Spec, results: Path, checkpoint_every: float) -> Outcome:
-    """Make one run, with one thread; what it raises becomes a failed outcome."""
-    try:
-        # One thread for NumPy too, where a run uses it: torch's is the runner's affair.
-        with threadpool_limits(1), alone_in(spec.folder(results)):
-            return outcome_of(spec, run(spec, results, checkpoint_every))
-    except Exception as error:
-        return failure(spec, results, error)
-
-
-def outcome_of(spec: Spec, folder: Path) -> Outcome:
-    """The outcome of a complete run."""
-    summary = load_run(folder).summary
-    return Outcome(spec, folder, summary["status"], dict(summary["final"]), summary["seconds"])
-
-
-def failure(spec: Spec, results: Path, error: Exception | str) -> Outcome:
-    """The outcome of a run that has no result."""
-    folder = spec.folder(results)
-    if isinstance(error, DamagedRun):
-        error = f"{error}. Delete the folder {folder}, and the same command makes this run again."
-    if isinstance(error, str):
-        return Outcome(spec, folder, FAILED, error=error)
-    full = isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT)
-    details = "".join(traceback.format_exception(error))
-    message = disk_full(results) if full else "".join(traceback.format_exception_only(error)).strip()
-    return Outcome(spec, folder, FAILED, error=message, details=details, disk_full=full)
-
-
 def record_error(outcome: Outcome) -> None:
     """Leave the traceback of a failed run in its folder, and that of an earlier attempt not."""
     with suppress(OSError):  # where nothing can be written, the message on the screen has to do
@@ -206,31 +135,6 @@ def record_error(outcome: Outcome) -> None:
             (outcome.folder / ERROR).write_text(outcome.details)
         elif not outcome.failed:
             (outcome.folder / ERROR).unlink(missing_ok=True)
-
-
-@contextmanager
-def alone_in(folder: Path, patience: float = 5.0) -> Iterator[None]:
-    """A context in which no other process is at the same run. The lock goes with the process, however it ends."""
-    try:
-        import fcntl
-    except ImportError:  # Windows
-        yield
-        return
-    folder.mkdir(parents=True, exist_ok=True)
-    handle = os.open(folder, os.O_RDONLY)
-    deadline = time.monotonic() + patience
-    try:
-        while True:
-            try:
-                fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                break
-            except BlockingIOError:
-                if time.monotonic() > deadline:
-                    raise RuntimeError(f"another process is at this run: {folder}") from None
-                time.sleep(0.1)
-        yield
-    finally:
-        os.close(handle)
 
 
 def check_writable(results: Path) -> None:
@@ -246,8 +150,3 @@ def check_writable(results: Path) -> None:
         if error.errno in (errno.ENOSPC, errno.EDQUOT):
             raise CannotWrite(disk_full(results)) from error
         raise CannotWrite(f"cannot write to {results} ({error.strerror}): choose another folder") from error
-
-
-def disk_full(results: Path) -> str:
-    """What to say, and what to do about it."""
-    return f"no space left on the disk of {results.resolve()}: free some, then the same command goes on"
