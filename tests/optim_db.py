@@ -57,7 +57,7 @@ VARIANTS = {
 if hasattr(torch_anderson, "GaussNewton"):
     VARIANTS |= {
         "gauss_newton": Variant(partial(torch_anderson.GaussNewton, loss="mse")),
-        "gauss_newton_outputs": Variant(partial(torch_anderson.GaussNewton, loss="mse", budget=0.9), 11, True),
+        "gauss_newton_outputs": Variant(partial(torch_anderson.GaussNewton, loss="mse", budget=0.9), 16, True),
     }
 STABLE = {
     "defaults": Variant(partial(Anderson, regularization=1e-4), steps=11),

@@ -276,7 +276,8 @@ class TextbookAnderson:
     def _smoothness(self, R: Tensor, newest: int) -> float:
         """Mean cosine between consecutive changes of the residual, over the newest; 1 if there are none."""
         changes = R.T[-newest:] if newest > 0 else []
-        cosines = [torch.cosine_similarity(a, b, dim=0) for a, b in pairwise(changes) if a.any() and b.any()]
+        # Not torch.cosine_similarity: it takes lengths below 1e-8 for 1e-8.
+        cosines = [(a / a.norm()) @ (b / b.norm()) for a, b in pairwise(changes) if a.any() and b.any()]
         return torch.stack(cosines).mean().item() if cosines else 1.0
 
     def _judge(self, candidate: Tensor, w: Tensor, r: Tensor, loss_fn: Callable | None) -> str:

@@ -349,12 +349,16 @@ class Training(Machine):
     @precondition(lambda self: self.has_copy() and self.world.keeps_a_history)
     @event(least=1, loads=st.booleans())
     def look(self, loads: bool) -> None:
-        """Questions change nothing, nor does loading what was saved just now: the other run is not asked."""
+        """Questions change nothing, nor does loading what was saved just now: the other run is not asked.
+
+        A change of who takes part is noticed by the question, or by the next step.
+        """
         optimizer = self.worlds[1].optimizer
         optimizer.stats.as_dict(), repr(optimizer), dict(optimizer.state), optimizer.stats.latest
         state = optimizer.state_dict()
         if loads:
             optimizer.load_state_dict(copy.deepcopy(state))
+        self.go_on(1)
 
     @precondition(lambda self: self.has_copy() and self.world.keeps_a_history)
     @event(least=1, gradients=st.sampled_from(list(SPOILED)), steps=st.integers(1, 3))

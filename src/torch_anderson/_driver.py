@@ -51,7 +51,7 @@ class Driver(ABC):
 
     @abstractmethod
     def step(self, base_step: BaseStep) -> Any:
-        """Make one base step, accelerated."""
+        """Make one base step, accelerated; the memory is that of the present parameters."""
 
     @abstractmethod
     def build(self, space: Space) -> None:
@@ -80,7 +80,7 @@ class Driver(ABC):
     # ------------------------------------------------------------------------------------------ following parameters
 
     def look(self) -> None:
-        """Rebuild the memory if the parameters have changed."""
+        """Rebuild the memory if the parameters have changed: before every step, and before anything is saved."""
         if space := Space.if_changed(self.space, self.base.param_groups, self.options.process_group, self.shard):
             self.follow(space)
 
@@ -101,7 +101,6 @@ class Driver(ABC):
         other steps, and would compare notes with whatever the first rank sends then.
         """
         if world_size(self.options.process_group) > 1:
-            self.look()
             self.space.ranks.require_agreement(account(self.options, self.base.param_groups))
         self.agreed = True
 

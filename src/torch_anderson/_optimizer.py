@@ -76,6 +76,7 @@ class WrappedOptimizer(Optimizer):
             return loss, ahead if samples is None else samples
 
         if self._enabled and not all(group.get("lr") == 0 for group in driver.base.param_groups):
+            driver.look()
             if not driver.agreed:
                 driver.agree()
             return driver.step(base_step)

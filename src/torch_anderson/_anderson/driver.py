@@ -20,7 +20,6 @@ from torch import Tensor
 
 from .._driver import BaseStep, logger
 from .._records import JumpRecord
-from .._tensors.blocks import Space
 from .._tensors.checkpoint import Entries
 from .._tensors.evaluate import LossFn, evaluate
 from .._tensors.members import all_parameters
@@ -38,9 +37,8 @@ class AndersonDriver(AndersonMemory):
 
     def step(self, base_step: BaseStep) -> Any:
         """Make one base step, then what Anderson acceleration makes of it."""
-        if not self.entered:
-            self.look()
-            self.space.note_gradients()
+        if not self.k:
+            self.space.note_gradients()  # refuses sparse ones, even if nothing is measured yet
         self.notice_outside_writes()
         k = self.k + 1
         begins = self.begins_pair(k) and self.begin_pair()
@@ -86,10 +84,6 @@ class AndersonDriver(AndersonMemory):
 
     def begin_pair(self) -> bool:
         """Keep the weights before a measured step; False if no parameter takes part."""
-        if space := Space.if_changed(self.space, self.base.param_groups, self.options.process_group, self.shard):
-            self.follow(space)
-        if not self.agreed:
-            self.agree()
         if self.space.blocks:
             self.residual.begin()
         return bool(self.space.blocks)

@@ -46,6 +46,8 @@ class HistoryDirections:
         """Positions of differences among them, from the newest on."""
         self.lengths: list[float] = []
         """Lengths of all rows, over all blocks and ranks."""
+        self.idle: list[list[slice]] = []
+        """Columns of each block in which no jump goes: the base leaves parameters without gradient alone."""
 
     def saved(self) -> dict[str, list[Tensor]]:
         """What a checkpoint keeps in the length of the parameters."""
@@ -68,6 +70,7 @@ class HistoryDirections:
             torch.sub(after, before, out=step)
             before.copy_(after)
         self.space.read_gradients(self.gradient)
+        self.idle = [block.idle() for block in self.space.blocks]
         return True
 
     def store(self) -> None:
@@ -132,9 +135,11 @@ class HistoryDirections:
         """The sum of rows, scaled to unit length, times their coefficients; infinite where numbers are too large."""
         weights = [x / self.lengths[i] for i, x in zip(used, coefficients, strict=True)]
         total = [torch.zeros_like(part) for part in self.stored]
-        for part, rows in zip(total, self.rows, strict=True):
+        for part, rows, idle in zip(total, self.rows, self.idle, strict=True):
             for i, weight in zip(used, torch.tensor(weights, dtype=part.dtype).to(part.device), strict=True):
                 part.addcmul_(rows[i], weight)
+            for columns in idle:
+                part[columns].zero_()
         return total
 
 

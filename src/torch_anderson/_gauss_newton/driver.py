@@ -48,8 +48,10 @@ class GaussNewtonDriver(Driver):
         may_move = self.has_gradients()
         stores = (self.state.k + 1) % STORE_PERIOD == 0
         due = self.due
-        if due or stores or not self.entered:  # numbers are saved from the first step on
-            due = self.prepare(due)
+        if due or stores or not self.state.k:
+            self.space.note_gradients()  # refuses sparse ones
+        if due:
+            self.space.read(self.start)
         loss, outputs = base_step()
         if not (self.directions.end_step(self.start) if due else may_move or self.has_gradients()):
             return loss
@@ -69,21 +71,6 @@ class GaussNewtonDriver(Driver):
     def has_gradients(self) -> bool:
         """Whether any parameter has a gradient."""
         return any(p.grad is not None for group in self.base.param_groups for p in group["params"])
-
-    def prepare(self, due: bool) -> bool:
-        """Follow changed parameters, and keep the weights before a step that a jump may follow.
-
-        Returns whether it still may: a history that starts anew has no directions.
-        """
-        if space := Space.if_changed(self.space, self.base.param_groups, self.options.process_group):
-            self.follow(space)
-            due = due and self.due
-        if not self.agreed:
-            self.agree()
-        self.space.note_gradients()  # refuses sparse ones
-        if due:
-            self.space.read(self.start)
-        return due
 
     def accelerate(self, outputs: OutputsFn | None) -> None:
         """Jump if anything can be learned from the outputs; whatever goes wrong, the plain step stays."""

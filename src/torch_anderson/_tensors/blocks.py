@@ -120,6 +120,11 @@ class Block:
         everything = len(left) == len(self.params)
         return [p.requires_grad and (everything or i not in left) for i, p in enumerate(self.params)]
 
+    def idle(self) -> list[slice]:
+        """The columns of parameters that the base leaves alone, and so does a jump."""
+        written = self._written()
+        return [slice(*self.offsets[i : i + 2]) for i in range(len(written)) if not written[i]]
+
     def pieces(self, vector: Tensor) -> tuple[Tensor, ...]:
         """The vector as one tensor for each parameter."""
         known = self._pieces.get(id(vector))
@@ -229,13 +234,14 @@ def pointers(params: Sequence[Any]) -> list[int]:
 
 def _look(groups: Sequence[Group]) -> list[Any]:
     """What tells, at little cost, that the layout is unchanged: another device or type means other memory."""
-    seen: list[Any] = [dist.is_available() and dist.is_initialized()]
-    for group in groups:
-        params = group["params"]
-        seen.append(group.get("anderson", True))
-        seen += [(id(p), p.requires_grad) for p in params]
-        seen += pointers(params)
-    return seen
+    params = [p for group in groups for p in group["params"]]
+    return [
+        dist.is_available() and dist.is_initialized(),
+        [(len(group["params"]), group.get("anderson", True)) for group in groups],
+        list(map(id, params)),
+        [p.requires_grad for p in params],
+        pointers(params),
+    ]
 
 
 def _layout(groups: Sequence[Group], ranks: int) -> tuple[Any, ...]:
