@@ -38,7 +38,7 @@ class Outcome:
     details: str = ""
     """The traceback."""
     disk_full: bool = False
-    """Whether it failed for want of space, as all others would."""
+    """Whether it failed because the disk is full, as all others would."""
     done_before: bool = False
     """Whether it was complete before this sweep."""
 
@@ -111,5 +111,5 @@ def alone_in(folder: Path, patience: float = 5.0) -> Iterator[None]:
 
 
 def disk_full(results: Path) -> str:
-    """What to say, and what to do about it."""
-    return f"no space left on the disk of {results.resolve()}: free some, then the same command goes on"
+    """The message for a full disk."""
+    return f"no space left on the disk of {results.resolve()}: free some space and run the same command again"

@@ -24,7 +24,7 @@ SMALL: dict[str, Any] = {
     "training_images": 2048, "validation_images": 4000, "shrink": 2, "width": 16, "depth": 1, "epochs": 40,
     "learning_rate": 0.1,
 }  # fmt: skip
-"""A ResNet of 8 layers on photographs of 16 x 16 pixels: half a minute a run on one core."""
+"""A ResNet of 8 layers on photographs of 16 x 16 pixels: half a minute per run on one core."""
 PARTS = (
     Part(COMPARED, SMALL | {"augment": False}, {"batch_size": (32, 128, 512)}, "cifar10"),
     Part(COMPARED, SMALL | {"augment": True}, {"batch_size": (32, 512)}, "cifar10"),

@@ -1,7 +1,7 @@
 """Many runs: in this process, in several of this machine (joblib), or on a dask cluster (cluster.py).
 
-A run that fails is recorded and the others go on. Runs that are complete are not made again, and those that were
-stopped go on from their checkpoint, so the same call resumes whatever ended the last one.
+A failed run is recorded and the others continue. Runs that are complete are not made again, and interrupted
+ones continue from their checkpoint, so that the same call resumes a sweep.
 """
 
 import errno
@@ -22,9 +22,9 @@ from .results import is_complete
 from .runner import Spec
 
 ERROR = "error.txt"
-"""In the folder of a run that failed: the traceback."""
+"""File with the traceback, in the folder of a failed run."""
 PATIENCE = 2
-"""So many times in a row worker processes may be killed before any run ends."""
+"""Number of times in a row that worker processes may be killed before a run ends."""
 
 
 class CannotWrite(Exception):
@@ -40,9 +40,9 @@ def sweep(
     checkpoint_every: float = 60.0,
     on_done: Callable[[Outcome], Any] | None = None,
 ) -> list[Outcome]:
-    """Make all runs that are not there yet, ``jobs`` at a time or on the dask cluster of this scheduler.
+    """Make all missing runs, ``jobs`` at a time or on the dask cluster of this scheduler.
 
-    ``on_done`` is called with each outcome as soon as it is there, in this process. Raises ``CannotWrite``.
+    ``on_done`` is called with each outcome as soon as it is known, in this process. Raises ``CannotWrite``.
     """
     check_writable(results)
     outcomes = []
@@ -78,7 +78,7 @@ def unfinished(specs: Iterable[Spec], results: Path) -> list[Spec]:
 
 
 def in_processes(specs: Sequence[Spec], results: Path, jobs: int, checkpoint_every: float = 60.0) -> Iterator[Outcome]:
-    """Outcomes in the order in which the runs end. A killed worker (out of memory, say) costs no other run."""
+    """Outcomes in the order in which the runs end. A killed worker (e.g. out of memory) does not affect other runs."""
     waiting = list(specs)
     deaths = 0
     while waiting and deaths < PATIENCE:
@@ -121,7 +121,7 @@ def _start_worker(parent: int) -> None:
 
 
 def _end_with(parent: int) -> None:
-    """End this worker when its parent was killed: nobody waits for it, and a new sweep may be at the same run."""
+    """End this worker if its parent was killed: a new sweep may work on the same run."""
     while os.getppid() == parent:
         time.sleep(0.5)
     os._exit(1)
@@ -138,7 +138,7 @@ def record_error(outcome: Outcome) -> None:
 
 
 def check_writable(results: Path) -> None:
-    """Write and remove a file, so that a full disk or a folder of somebody else is known before hours of work."""
+    """Write and remove a file, to detect a full disk or missing permissions before hours of work."""
     probe = results / f".probe-{os.getpid()}"
     try:
         results.mkdir(parents=True, exist_ok=True)

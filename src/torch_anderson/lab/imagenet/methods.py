@@ -12,7 +12,7 @@ from torch_anderson import Anderson, MovingAverage, Storage
 from .settings import BadSettings, Settings
 
 NEVER = 2**62
-"""A warm-up that does not end: of Anderson, only its average takes effect."""
+"""A warm-up that does not end, so that only the average takes effect."""
 
 
 def make_optimizer(settings: Settings, parameters: Iterable[Tensor]) -> Optimizer:
