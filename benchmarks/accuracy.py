@@ -121,7 +121,7 @@ LARGEST_GAIN = 0.98
 def excess_residual(
     seed: int, regularization: float | None, dtype: torch.dtype, condition: float, n: int = 40_000
 ) -> float:
-    """|r - R g| with the coefficients of an acceleration, relative to its minimum by SVD, less 1.
+    """|r - R g| with the coefficients of an acceleration, relative to its minimum by SVD, minus 1.
 
     The coefficients are read from a second parameter: its residual of step k is tiny and along axis k alone, so that
     the jump takes it to 1 - g, in units of that residual.
@@ -148,10 +148,10 @@ def least_squares(R: Tensor, r: Tensor) -> Tensor:
 
 
 def residuals_of_condition(seed: int, condition: float, dtype: torch.dtype, n: int) -> Tensor:
-    """Residuals, one a row, whose differences have this condition number and leave 1e-3 of the last one unexplained.
+    """Residuals, one per row, whose differences have this condition number and leave 1e-3 of the last one unexplained.
 
-    They are integers, small enough for their sums to be exact in the type: the optimizer then sees exactly these
-    residuals, and what is compared with the optimum is its solver alone.
+    They are integers, small enough for their sums to be exact in the type: the optimizer then gets exactly these
+    residuals, and only its solver is compared with the optimum.
     """
     randn = partial(torch.randn, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
     q = torch.linalg.qr(randn(n, HISTORY + 1)).Q
@@ -166,7 +166,7 @@ def residuals_of_condition(seed: int, condition: float, dtype: torch.dtype, n: i
 def textbook_error(seed: int) -> float:
     """Relative error of SGD with an acceleration at every step, all of R kept in float64 and solved by SVD.
 
-    As in the library, there is no jump where nearly nothing of the residual is explained.
+    As in the library, there is no jump if hardly any of the residual is explained.
     """
     problem = LeastSquares.of(seed, 0.0)
     rate, w = 1 / problem.curvature, torch.zeros(200, dtype=torch.float64)

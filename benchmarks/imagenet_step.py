@@ -1,6 +1,6 @@
-"""What Anderson adds to a training step of ResNet-50 under DDP: 2 processes of one thread on this machine.
+"""Measures the time that Anderson adds to a training step of ResNet-50 under DDP: 2 processes of one thread.
 
-    python -m benchmarks.imagenet_step              batch 16 of 224 pixels; 6 GB a process, some 10 minutes a row
+    python -m benchmarks.imagenet_step              batch 16 of 224 pixels; 6 GB per process, some 10 minutes per row
     python -m benchmarks.imagenet_step --quick      one row, 64 pixels: steps are shorter, so the ratio is larger
     python -m benchmarks.imagenet_step --shard      the history sharded over the processes
 
@@ -59,7 +59,7 @@ class Training:
             self.optimizer.step()
 
     def block(self) -> float:
-        """Seconds a step, over as many as have one acceleration, with all processes waiting for the last."""
+        """Seconds per step, over as many steps as contain one acceleration; all processes wait for the slowest."""
         dist.barrier()
         start = time.perf_counter()
         for _ in range(PAPER["period"]):
@@ -80,7 +80,7 @@ def row(name: str, arguments: argparse.Namespace) -> list[object]:
 
 
 def work(rank: int, folder: str, arguments: argparse.Namespace) -> None:
-    """What each process does; rank 0 prints."""
+    """Train and measure on each process; rank 0 prints."""
     torch.set_num_threads(1)
     patience = timedelta(minutes=10)
     dist.init_process_group("gloo", f"file://{folder}/store", patience, PROCESSES, rank)
@@ -103,7 +103,7 @@ def main() -> None:
     parser.add_argument(
         "--cases", nargs="+", choices=CASES, help="rows to measure; default all, with --quick the first"
     )
-    parser.add_argument("--batch", type=int, default=16, help="images a step on each process")
+    parser.add_argument("--batch", type=int, default=16, help="images per step on each process")
     parser.add_argument("--size", type=int, help="pixels; default 224, with --quick 64")
     parser.add_argument("--rounds", type=int, help="blocks of each kind; default 5, with --quick 2")
     arguments = parser.parse_args()

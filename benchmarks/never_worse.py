@@ -129,7 +129,7 @@ def tuned_rate(case: Case) -> float:
 
 
 def geometric_mean(values: Iterable[float]) -> float:
-    """nan if any value is; a run that diverged must not be averaged away.
+    """The geometric mean; nan if any value is, so that a diverged run is not averaged away.
 
     >>> geometric_mean([0.5, 2.0])
     1.0

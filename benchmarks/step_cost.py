@@ -1,4 +1,4 @@
-"""Measures what a step costs: `Anderson(base)` against `base`, and against the time to read its history once.
+"""Measures the cost of a step: `Anderson(base)` against `base`, and against the time to read its history once.
 
     python -m benchmarks.step_cost              all rows; the large model takes about 6 GB and some minutes
     python -m benchmarks.step_cost --quick      fewer repeats, no large model
@@ -69,7 +69,7 @@ class Training:
         self.loss = nn.MSELoss()
 
     def epoch(self) -> float:
-        """Processor seconds per step: what else runs on the machine does not count."""
+        """Processor seconds per step, without other processes of the machine."""
         start = time.process_time()
         for inputs, targets in self.batches:
             self.optimizer.zero_grad()
@@ -176,7 +176,7 @@ def accelerated_by(reference: Any, base: torch.optim.Optimizer, history_size: in
 
 
 def take_turns(measures: Sequence[Callable[[], float]], rounds: int, warmup: int) -> list[list[float]]:
-    """What each measure returned, round by round; all are disturbed alike by what else the machine does."""
+    """The results of each measure, round by round; interleaved, so that other load affects all of them equally."""
     for _ in range(warmup):
         for measure in measures:
             measure()
@@ -200,7 +200,7 @@ def ratio(times: Sequence[float], base: Sequence[float]) -> float:
 
 
 def difference(times: Sequence[float], base: Sequence[float]) -> float:
-    """Median over rounds of time less the base's time."""
+    """Median over rounds of the time minus that of the base."""
     return median(a - b for a, b in zip(times, base, strict=True))
 
 

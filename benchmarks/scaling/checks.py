@@ -62,7 +62,7 @@ def _memory_check(model: str, layout: str, ranks: int, rank: int, setting: Setti
 
 
 def acceleration_checks(model: str, layout: str, ranks: int, setting: Setting) -> list[Check]:
-    """What one acceleration sends and multiplies on the first rank of a world."""
+    """Checks of the messages and products of one acceleration on the first rank of a world."""
     shapes = MODELS[model].shapes
     with simulation.world(ranks):
         torch.manual_seed(0)

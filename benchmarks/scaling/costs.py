@@ -38,7 +38,7 @@ class Setting:
 
     @property
     def fresh(self) -> int:
-        """f, at most; an accelerating step always stores.
+        """f, the largest number of new rows; an accelerating step always stores.
 
         >>> Setting(period=5, store_period=5).fresh, Setting(period=10, store_period=1).fresh
         (1, 10)
@@ -174,7 +174,7 @@ def buffer_bytes(shapes: Shapes, layout: Layout, ranks: int, setting: Setting) -
 
 
 def collectives(layout: Layout, ranks: int) -> int:
-    """Number of collectives for an accepted jump that is judged by products alone."""
+    """Number of collectives for an accepted jump with ``safeguard=None`` or ``"descent"``."""
     return (ranks > 1) + (layout.whole and layout.sharing(ranks) > 1)
 
 
