@@ -11,7 +11,6 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from .._tensors.blocks import Space
-from .._tensors.members import Group
 
 NOT_PROPORTIONAL = (torch.optim.Rprop, torch.optim.LBFGS, torch.optim.ASGD, torch.optim.Adafactor)
 """Optimizers whose step is not proportional to the learning rate."""
@@ -57,7 +56,8 @@ class StepResidual:
 
     def count_step(self) -> None:
         """Count a base step of the pair, with its learning rates."""
-        rates = [learning_rate(group) for group in self._base.param_groups if group.get("anderson", True)]
+        given = [group.get("lr") for group in self._base.param_groups if group.get("anderson", True)]
+        rates = [1.0 if rate is None else float(rate) for rate in given]  # None: the base chooses it by itself
         rate = max(rates, default=1.0) if self._proportional else 1.0
         self.rate = rate + self.rate if self.steps and self._proportional else rate
         self.steps += 1
@@ -84,12 +84,6 @@ class StepResidual:
         """|r| in the maximum norm, on the device."""
         parts = [torch.dist(a, b, p=torch.inf) for a, b in zip(self.point, self.start, strict=True) if len(a)]
         return largest(parts) if parts else self.start[0].new_zeros(())
-
-
-def learning_rate(group: Group) -> float:
-    """The group's learning rate; 1 where the base chooses it by itself."""
-    rate = group.get("lr")
-    return 1.0 if rate is None else float(rate)
 
 
 def largest(numbers: Sequence[Tensor]) -> Tensor:

@@ -127,6 +127,11 @@ class HistoryDirections:
             raise Unusable("converged", "neither steps nor gradients show a direction")
         return size or 1.0
 
+    @property
+    def has_gradient(self) -> bool:
+        """Whether the gradient is among the used rows, so that the loss depends on the weights."""
+        return GRADIENT in self.used
+
     def move(self, coefficients: Tensor) -> Vector:
         """The jump that these coefficients of the used rows, scaled to unit length, stand for."""
         return self.combined(self.used, coefficients.tolist())

@@ -27,6 +27,10 @@ from .state import GaussNewtonState
 
 TRIES = 3
 """Jumps that are tried, with more and more damping."""
+CONSTANT = (
+    "outputs returned numbers that do not depend on the weights, but the loss does. Evaluate the model that the "
+    "optimizer trains, at its present weights, e.g. step(outputs=lambda: (model(x), y))."
+)
 NO_OUTPUTS = "step() was given no outputs; give an Objective, step(outputs=...) or set_batch(outputs=...)"
 
 
@@ -80,6 +84,8 @@ class GaussNewtonDriver(Driver):
         try:
             self.jump(outputs)
         except Unusable as problem:
+            if problem.cause == "constant_outputs" and self.outputs_should_depend():
+                raise TypeError(CONSTANT) from None
             self.skip(problem)
             postpone(self.state)
         self.state.since_jump = 0
@@ -110,6 +116,14 @@ class GaussNewtonDriver(Driver):
         self.stats.describe = partial(describe, state.k, model, move, cause)
         if self.hooks or logger.isEnabledFor(logging.DEBUG):
             self.publish()
+
+    def outputs_should_depend(self) -> bool:
+        """Whether constant outputs are a mistake in the program: the loss depends on the weights, and all take part.
+
+        Later in a run, or with some parameters frozen, a model may really have come to that.
+        """
+        everybody = len(self.space.params) == sum(p.numel() > 0 for g in self.base.param_groups for p in g["params"])
+        return everybody and self.directions.has_gradient and not self.stats.counts["attempted"]
 
     def skip(self, problem: Unusable) -> None:
         """Count and report a jump that was not tried."""

@@ -6,7 +6,7 @@ Half-precision parameters are handled in float32, complex ones as pairs of real 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from itertools import accumulate, compress
+from itertools import accumulate, chain, compress
 from typing import Any
 
 import torch
@@ -234,10 +234,12 @@ def pointers(params: Sequence[Any]) -> list[int]:
 
 def _look(groups: Sequence[Group]) -> list[Any]:
     """What tells, at little cost, that the layout is unchanged: another device or type means other memory."""
-    params = [p for group in groups for p in group["params"]]
+    by_group = [group["params"] for group in groups]
+    params = list(chain.from_iterable(by_group))
     return [
         dist.is_available() and dist.is_initialized(),
-        [(len(group["params"]), group.get("anderson", True)) for group in groups],
+        list(map(len, by_group)),
+        [group.get("anderson", True) for group in groups],
         list(map(id, params)),
         [p.requires_grad for p in params],
         pointers(params),
