@@ -75,15 +75,14 @@ class WrappedOptimizer(Optimizer):
             ahead, driver.ahead = driver.ahead, None  # some frameworks call set_batch in the closure
             return loss, ahead if samples is None else samples
 
-        if self._enabled and not all(group.get("lr") == 0 for group in driver.base.param_groups):
-            driver.look()
-            if not driver.agreed:
-                driver.agree()
-            return driver.step(base_step)
-        loss, _ = base_step()
-        if self._enabled:
-            driver.idle()
-        return loss
+        if not self._enabled:
+            return base_step()[0]
+        if all(group.get("lr") == 0 for group in driver.base.param_groups):
+            return driver.idle(base_step)
+        driver.look()
+        if not driver.agreed:
+            driver.agree()
+        return driver.step(base_step)
 
     def zero_grad(self, set_to_none: bool = True) -> None:
         """Reset the gradients as the base does."""

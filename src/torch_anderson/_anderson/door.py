@@ -156,6 +156,11 @@ class Anderson(WrappedOptimizer):
             process_group=process_group,
         )
         super().__init__(base, options)
+        if options.safeguard == "residual" and any(isinstance(part, Optimizer) for part in vars(base).values()):
+            allowed = (
+                f"'descent', 'loss' or None with {type(base).__name__}, whose inner optimizer cannot be taken back"
+            )
+            raise invalid("safeguard", options.safeguard, allowed)
 
     @staticmethod
     def _make_driver(base: Optimizer, options: Any) -> Driver:

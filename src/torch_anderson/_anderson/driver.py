@@ -45,9 +45,9 @@ class AndersonDriver(AndersonMemory):
         if 0 < self.residual.steps == self.options.residual_steps - 1:
             self.space.note_gradients()  # this step ends the pair, and may be followed by a jump
         groups = group_values(self.base) if self.trial.record else []
-        may_move = begins or self.has_gradients()
+        version = 0 if begins else self.space.version()
         loss, loss_fn = base_step()
-        if not self.moved(begins, may_move):
+        if not self.moved(begins, version):
             self.watch()
             return loss
         self.k = k
@@ -88,15 +88,11 @@ class AndersonDriver(AndersonMemory):
             self.residual.begin()
         return bool(self.space.blocks)
 
-    def has_gradients(self) -> bool:
-        """Whether any parameter has a gradient."""
-        return any(p.grad is not None for group in self.base.param_groups for p in group["params"])
-
-    def moved(self, begins: bool, may_move: bool) -> bool:
+    def moved(self, begins: bool, version: int) -> bool:
         """Whether the base step did anything; a cheap answer where the weights before it were not kept."""
         if begins and (self.options.residual_steps == 1 or self.space.settled):
             return self.residual.read()
-        return may_move or self.has_gradients()
+        return begins or self.acted(version)
 
     def store(self) -> None:
         """Add the pair to the history; it starts anew where residuals cannot be compared with the stored ones."""
@@ -216,10 +212,12 @@ class AndersonDriver(AndersonMemory):
         else:
             self._version = None
 
-    def idle(self) -> None:
-        """Go on with what is under way: the base's step has written to the weights, but not moved them."""
-        super().idle()
+    def idle(self, base_step: BaseStep) -> Any:
+        """Go on with what is under way: a step at rate 0 writes to the weights, but does not move them."""
+        self.notice_outside_writes()
+        loss = super().idle(base_step)
         self.watch()
+        return loss
 
     def notice_outside_writes(self) -> None:
         """End what depends on the weights if somebody else has written to them.

@@ -48,6 +48,8 @@ class AndersonMemory(Driver):
     def __init__(self, base: Optimizer, options: Any):
         self.storage = options.storage or Storage()
         super().__init__(base, options, self.storage.shard)
+        self.k = 0
+        """Base steps that changed parameters."""
         self.pairs_since_jump = 0
         self.disturbed = False
         """Whether somebody else has written to the weights of a pair, and other ranks may not know."""
@@ -59,6 +61,11 @@ class AndersonMemory(Driver):
         self.trial = Trial(NextResidual())
         self._version: int | None = None
         self.build(self.space)
+
+    @property
+    def steps(self) -> int:
+        """Base steps that changed parameters."""
+        return self.k
 
     def build(self, space: Space) -> None:
         """Make room for pairs, the pair that is being measured, and the window."""

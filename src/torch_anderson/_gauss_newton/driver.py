@@ -49,15 +49,15 @@ class GaussNewtonDriver(Driver):
 
     def step(self, base_step: BaseStep) -> Any:
         """Make one base step, then jump where the model's outputs show a better place."""
-        may_move = self.has_gradients()
         stores = (self.state.k + 1) % STORE_PERIOD == 0
         due = self.due
         if due or stores or not self.state.k:
             self.space.note_gradients()  # refuses sparse ones
         if due:
             self.space.read(self.start)
+        version = self.space.version()
         loss, outputs = base_step()
-        if not (self.directions.end_step(self.start) if due else may_move or self.has_gradients()):
+        if not (self.directions.end_step(self.start) if due else self.acted(version)):
             return loss
         self.state.k += 1
         self.state.since_jump += 1
@@ -71,10 +71,6 @@ class GaussNewtonDriver(Driver):
     def due(self) -> bool:
         """Whether a jump may follow the next base step."""
         return self.state.stores >= self.directions.fewest and self.state.since_jump + 1 >= self.state.wait
-
-    def has_gradients(self) -> bool:
-        """Whether any parameter has a gradient."""
-        return any(p.grad is not None for group in self.base.param_groups for p in group["params"])
 
     def accelerate(self, outputs: OutputsFn | None) -> None:
         """Jump if anything can be learned from the outputs; whatever goes wrong, the plain step stays."""
@@ -137,6 +133,11 @@ class GaussNewtonDriver(Driver):
         return {"share": state.share, "wait": state.wait, "damping": state.damping, "differences": state.width}
 
     # ---------------------------------------------------------------------------------------------- in and out
+
+    @property
+    def steps(self) -> int:
+        """Base steps that changed parameters."""
+        return self.state.k
 
     def build(self, space: Space) -> None:
         """Make room for directions, and for the point that they start from."""

@@ -66,6 +66,10 @@ class Block:
         if now != self._pointers:
             self._pointers, self._views = now, self._flat_views()
 
+    def moved_away(self) -> bool:
+        """Whether a parameter has other memory than when last looked at."""
+        return pointers(self.params) != self._pointers
+
     def _flat_views(self) -> list[Tensor]:
         return [flat_view(place.local(p)) for place, p in zip(self.placements, self.params, strict=True)]
 
@@ -216,6 +220,10 @@ class Space:
     def version(self) -> int:
         """A number that changes when anybody writes to the parameters."""
         return sum(p._version for p in self.params)
+
+    def touched(self, version: int) -> bool:
+        """Whether anybody wrote to the parameters, or gave them other memory, since they had this version."""
+        return self.version() != version or any(block.moved_away() for block in self.blocks)
 
     def squares(self, vector: Vector) -> float:
         """|vector|^2 over all ranks' columns, in float64; waits for the device."""
