@@ -83,7 +83,7 @@ class Driver(ABC):
     # ------------------------------------------------------------------------------------------ following parameters
 
     def look(self) -> None:
-        """Rebuild the memory if the parameters have changed: before every step, and before anything is saved."""
+        """Rebuild the memory if the parameters have changed, as before every step."""
         if space := Space.if_changed(self.space, self.base.param_groups, self.options.process_group, self.shard):
             self.follow(space)
 

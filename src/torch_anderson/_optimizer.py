@@ -79,7 +79,8 @@ class WrappedOptimizer(Optimizer):
             return base_step()[0]
         if all(group.get("lr") == 0 for group in driver.base.param_groups):
             return driver.idle(base_step)
-        driver.look()
+        if space := Space.if_changed(driver.space, driver.base.param_groups, self.options.process_group, driver.shard):
+            driver.follow(space)
         if not driver.agreed:
             driver.agree()
         return driver.step(base_step)

@@ -108,23 +108,28 @@ class GaussNewton(WrappedOptimizer):
             outputs: what ``loss`` is made of, on this step's samples: a function without arguments that makes a
                 forward pass at the present weights.
         """
+        given = self._checked(outputs)
+        if given is None and isinstance(closure, (Objective, Closure)):
+            self._refuse_other_losses()
         if isinstance(closure, Objective):
             closure = closure.draw()
-        if isinstance(closure, Closure) and outputs is None:
-            outputs = closure
-        return self._step(closure, self._checked(outputs))
+        if given is None and isinstance(closure, Closure):
+            given = closure.residuals
+        return self._step(closure, given)
 
     def set_batch(self, *, outputs: OutputsFn | None = None) -> None:
         """Give the next step its ``outputs``, where a framework owns the call of ``step``."""
         self._driver.ahead = self._checked(outputs)
 
+    def _refuse_other_losses(self) -> None:
+        loss = self._driver.options.loss
+        if loss != "residual":
+            raise ValueError(f"Invalid loss: {loss!r}. Allowed: 'residual' with an Objective.")
+
     def _checked(self, outputs: Any) -> OutputsFn | None:
-        if isinstance(outputs, Closure):
-            if self.options.loss != "residual":
-                raise ValueError(f"Invalid loss: {self.options.loss!r}. Allowed: 'residual' with an Objective.")
-            return outputs.residuals
-        if isinstance(outputs, Objective):
-            return self._checked(outputs.draw())
+        if isinstance(outputs, (Objective, Closure)):
+            self._refuse_other_losses()
+            return outputs.draw().residuals if isinstance(outputs, Objective) else outputs.residuals
         if outputs is not None and not callable(outputs):
             raise TypeError(
                 f"Invalid outputs: {type(outputs).__name__}. Allowed: a function without arguments that evaluates the "

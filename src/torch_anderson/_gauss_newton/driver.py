@@ -99,9 +99,9 @@ class GaussNewtonDriver(Driver):
                 cause = judge(state, model, move, loss)
                 if not cause:
                     break
-            adapt_width(state, model)
             cost = probe.count * self.options.forward_cost
             book(state, self.options.budget, cost, model.loss, model.loss if cause else loss)
+            adapt_width(state, model)
             if not cause:
                 probe.end = probe.point
         if not cause:

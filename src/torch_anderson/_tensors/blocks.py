@@ -232,7 +232,8 @@ class Space:
     def add_up(self, parts: Sequence[Tensor]) -> Tensor:
         """Sum numbers over blocks, each over the columns that this rank keeps, and over ranks; on the host."""
         weighted = [block.copy_weight * part.double().cpu() for block, part in zip(self.blocks, parts, strict=True)]
-        return self.ranks.sum(torch.stack(weighted).sum(0))
+        total = torch.stack(weighted).sum(0)
+        return self.ranks.sum(total) if self.ranks.size > 1 else total
 
 
 def pointers(params: Sequence[Any]) -> list[int]:
