@@ -378,6 +378,7 @@ class Training(Machine):
         if schedule:
             world.scheduler.load_state_dict(schedule)
         world.steps -= steps
+        self.go_on(1)  # which notices what the checkpoint has noticed
 
     # What always holds
 

@@ -6,6 +6,7 @@ gradient. Other directions would have the same interface: what to keep at each s
 
 from collections.abc import Sequence
 from math import inf
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -47,7 +48,7 @@ class HistoryDirections:
         self.lengths: list[float] = []
         """Lengths of all rows, over all blocks and ranks."""
         self.idle: list[list[slice]] = []
-        """Columns of each block in which no jump goes: the base leaves parameters without gradient alone."""
+        """Columns of each block in which no jump goes, because the base leaves them alone."""
 
     def saved(self) -> dict[str, list[Tensor]]:
         """What a checkpoint keeps in the length of the parameters."""
@@ -55,9 +56,10 @@ class HistoryDirections:
 
     # --------------------------------------------------------------------------------------- what is kept at a step
 
-    def end_step(self, start: Vector) -> bool:
+    def end_step(self, start: Vector, groups: Sequence[dict[str, Any]]) -> bool:
         """Make rows of the base step that began at ``start``, and of the gradient; ``start`` is then where it ended.
 
+        The gradient is multiplied by the relative learning rates, as in a base step: a small rate of a group holds it.
         Returns whether the weights have moved. Off the CPU the answer would stop the device, on sharded parameters it
         would take all ranks: there it is taken to be yes.
         """
@@ -69,8 +71,7 @@ class HistoryDirections:
         for before, after, step in zip(start, now, self.step, strict=True):
             torch.sub(after, before, out=step)
             before.copy_(after)
-        self.space.read_gradients(self.gradient)
-        self.idle = [block.idle() for block in self.space.blocks]
+        self.idle = self.space.read_gradients(self.gradient, groups)
         return True
 
     def store(self) -> None:

@@ -57,7 +57,7 @@ class GaussNewtonDriver(Driver):
             self.space.read(self.start)
         version = self.space.version()
         loss, outputs = base_step()
-        if not (self.directions.end_step(self.start) if due else self.acted(version)):
+        if not (self.directions.end_step(self.start, self.base.param_groups) if due else self.acted(version)):
             return loss
         self.state.k += 1
         self.state.since_jump += 1

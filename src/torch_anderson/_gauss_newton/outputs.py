@@ -20,10 +20,7 @@ OutputsFn = Callable[[], Any]
 """The user's function: a forward pass at the present weights."""
 
 WROTE = "outputs changed the parameters; it must only evaluate the model"
-INTEGERS = (
-    "outputs returned integers ({}) as predictions or residuals, which do not follow the weights smoothly; return what "
-    "the model computes before it is rounded, e.g. logits"
-)
+INTEGERS = "outputs returned integers as predictions or residuals; return what the model computes before it rounds"
 REPEATABLE = 1e-3
 """Two evaluations at the same weights may differ by this part of the outputs."""
 
@@ -109,9 +106,8 @@ def read(loss: Loss, found: Any) -> Outputs:
 
 
 def _check(tensors: Sequence[Tensor]) -> None:
-    for tensor in tensors:
-        if not _real_or_complex(tensor):
-            raise Unusable("integer_outputs", INTEGERS.format(tensor.dtype))
+    if not all(map(_real_or_complex, tensors)):
+        raise Unusable("integer_outputs", INTEGERS)
     if all(tensor.dim() == 0 for tensor in tensors):
         raise TypeError(
             "outputs returned a number, such as a loss. Return predictions or residuals: one entry for each sample."

@@ -124,10 +124,10 @@ class Block:
         everything = len(left) == len(self.params)
         return [p.requires_grad and (everything or i not in left) for i, p in enumerate(self.params)]
 
-    def idle(self) -> list[slice]:
-        """The columns of parameters that the base leaves alone, and so does a jump."""
-        written = self._written()
-        return [slice(*self.offsets[i : i + 2]) for i in range(len(written)) if not written[i]]
+    def idle(self, rates: Sequence[float]) -> list[slice]:
+        """The columns of parameters that the base leaves alone: those without gradient, or with learning rate 0."""
+        moves = [written and rate != 0 for written, rate in zip(self._written(), rates, strict=True)]
+        return [slice(*self.offsets[i : i + 2]) for i, moved in enumerate(moves) if not moved]
 
     def pieces(self, vector: Tensor) -> tuple[Tensor, ...]:
         """The vector as one tensor for each parameter."""
@@ -207,10 +207,21 @@ class Space:
         if parcels:
             exchange(parcels)
 
-    def read_gradients(self, vector: Vector) -> None:
-        """Copy the gradients to a vector."""
+    def read_gradients(self, vector: Vector, groups: Sequence[Group]) -> list[list[slice]]:
+        """Copy the gradients, times the learning rates in units of the largest, to a vector.
+
+        Returns the columns of each block that the base leaves alone.
+        """
+        rates = {p: 1.0 if group.get("lr") is None else float(group["lr"]) for group in groups for p in group["params"]}
+        most = max(rates.values(), default=0.0) or 1.0
+        idle = []
         for block, part in zip(self.blocks, vector, strict=True):
             block.read_gradients(part)
+            relative = [rates[p] / most for p in block.params]
+            if relative.count(1.0) < len(relative):
+                torch._foreach_mul_(block.pieces(part), relative)
+            idle.append(block.idle(relative))
+        return idle
 
     def note_gradients(self) -> None:
         """Remember, before a base step, which parameters it will leave alone."""
