@@ -125,17 +125,36 @@ def large_row(rounds: int, reference: Any, history_size: int = 20) -> list[objec
     return [f"ResNet-50, m = {history_size}", added, 2.0, "x reading", share, added_by_reference]
 
 
+def groups_row(rounds: int, count: int = 1000) -> list[object]:
+    """Row about very many groups of one tensor: added time, relative to that for one group of the same tensors."""
+    with threads(1):
+        apart, together = (
+            [_many(count, split, wrap) for wrap in (lambda base: base, Anderson)] for split in (True, False)
+        )
+        steps = [partial(_timed_step, optimizer, time.process_time) for optimizer in (*apart, *together)]
+        base_apart, ours_apart, base_together, ours_together = take_turns(steps, rounds, warmup=12)
+    added = difference(ours_apart, base_apart) / difference(ours_together, base_together)
+    return [f"{count:,} groups of one tensor", added, 2.0, "x one group", accepted(apart[1]), "-"]
+
+
+def _many(count: int, split: bool, wrap: Callable[[torch.optim.Optimizer], Any]) -> Any:
+    torch.manual_seed(0)
+    params = [nn.Parameter(torch.randn(3)) for _ in range(count)]
+    return wrap(torch.optim.SGD([{"params": [param]} for param in params] if split else params, lr=1e-3))
+
+
 def _sgd(shapes: Sequence[tuple[int, ...]]) -> torch.optim.Optimizer:
     torch.manual_seed(0)
     params = [nn.Parameter(0.02 * torch.randn(shape)) for shape in shapes]
     return torch.optim.SGD(params, lr=1e-3)
 
 
-def _timed_step(optimizer: Any) -> float:
+def _timed_step(optimizer: Any, clock: Callable[[], float] = time.perf_counter) -> float:
     """Seconds of one step with noisy gradients of a parabola."""
-    for param in optimizer.param_groups[0]["params"]:
-        param.grad = torch.randn_like(param).mul_(0.01).add_(param.detach())
-    return timed(optimizer.step)
+    for group in optimizer.param_groups:
+        for param in group["params"]:
+            param.grad = torch.randn_like(param).mul_(0.01).add_(param.detach())
+    return timed(optimizer.step, clock)
 
 
 def resnet50_shapes() -> list[tuple[int, ...]]:
@@ -183,11 +202,11 @@ def take_turns(measures: Sequence[Callable[[], float]], rounds: int, warmup: int
     return [list(column) for column in zip(*([measure() for measure in measures] for _ in range(rounds)), strict=True)]
 
 
-def timed(call: Callable[[], Any]) -> float:
+def timed(call: Callable[[], Any], clock: Callable[[], float] = time.perf_counter) -> float:
     """Seconds that a call takes."""
-    start = time.perf_counter()
+    start = clock()
     call()
-    return time.perf_counter() - start
+    return clock() - start
 
 
 def ratio(times: Sequence[float], base: Sequence[float]) -> float:
@@ -231,6 +250,7 @@ def main() -> None:
     reference = import_reference() if arguments.reference else None
     print(header())
     rows = small_rows(10 if arguments.quick else 60, reference)
+    rows.append(groups_row(30 if arguments.quick else 100))
     if not arguments.quick:
         rows.append(large_row(15, reference))
     print(table(rows, COLUMNS))

@@ -259,7 +259,7 @@ def _look(groups: Sequence[Group]) -> list[Any]:
     return [
         dist.is_available() and dist.is_initialized(),
         list(map(len, by_group)),
-        [group.get("anderson", True) for group in groups],
+        [i for i, group in enumerate(groups) if "anderson" in group and not group["anderson"]],
         list(map(id, params)),
         [p.requires_grad for p in params],
         pointers(params),
