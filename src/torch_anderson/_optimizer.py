@@ -9,10 +9,9 @@ from typing import Any, Self
 from torch import Tensor
 from torch._compile import _disable_dynamo
 from torch.optim import Optimizer
-from torch.optim.optimizer import _global_optimizer_post_hooks, _global_optimizer_pre_hooks
 from torch.utils.hooks import RemovableHandle
 
-from ._driver import Driver
+from ._driver import Driver, call_step
 from ._options import Options
 from ._records import JumpRecord, Stats
 from ._tensors import checkpoint
@@ -70,13 +69,15 @@ class WrappedOptimizer(Optimizer):
         """Make one base step, accelerated where it can change anything."""
         driver = self._driver
 
-        def base_step() -> tuple[Any, Any]:
-            loss = _call_step(driver.base, closure)
+        def base_step(measure: Callable[[], bool] | None = None) -> tuple[Any, Any]:
+            loss = call_step(driver.base, closure, measure)
             ahead, driver.ahead = driver.ahead, None  # some frameworks call set_batch in the closure
             return loss, ahead if samples is None else samples
 
         if not self._enabled:
             return base_step()[0]
+        if driver.agreed and driver.resting:
+            return driver.step(base_step)
         if all(group.get("lr") == 0 for group in driver.base.param_groups):
             return driver.idle(base_step)
         if space := Space.if_changed(driver.space, driver.base.param_groups, self.options.process_group, driver.shard):
@@ -265,19 +266,6 @@ class WrappedOptimizer(Optimizer):
         self._start_over(state["base"], {params[i]: kept for i, kept in state["kept"].items()})
         self._driver.watch()
         super().__setstate__({})
-
-
-def _call_step(base: Optimizer, closure: Callable[[], Any] | None) -> Any:
-    """Make the base's step. Global step hooks see the outer optimizer; the base's step would call them again."""
-    pre, post = _global_optimizer_pre_hooks, _global_optimizer_post_hooks
-    kept = dict(pre), dict(post)
-    pre.clear()
-    post.clear()
-    try:
-        return base.step() if closure is None else base.step(closure)  # some bases take no argument
-    finally:
-        pre.update(kept[0])
-        post.update(kept[1])
 
 
 def _cloned(entries: checkpoint.Entries) -> checkpoint.Entries:

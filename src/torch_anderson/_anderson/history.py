@@ -1,7 +1,8 @@
 """Ring buffers of differences of pairs (point, residual).
 
-    point      where the map leads: u = w + r, one for each pair
-    residual   r, divided by the largest learning rate of its pair, so that a schedule changes a factor and not the rows
+    point      where the map leads, u = w + r, if residuals are base steps; the weights w if they are gradients
+    residual   r, divided by the largest learning rate of its pair, so that a schedule changes a factor and not the
+               rows; or the gradient
 
 Pairs are measured, differences are stored: a residual is never derived from stored points, which would be wrong after
 any jump or average. Differences are taken as previous minus present. The sign does not matter: coefficients of the
@@ -54,9 +55,8 @@ class Rows:
         """Whether every product is formed in float64 anyway."""
         self._slots = list(zip(self.point_diffs.unbind(), self.residual_diffs.unbind(), strict=True))
 
-    def store(self, slot: int | None, last_point: Tensor, start: Tensor, point: Tensor, scale: float) -> None:
+    def store(self, slot: int | None, last_point: Tensor, point: Tensor, residual: Tensor, scale: float) -> None:
         """Put the differences from the last pair into a slot, and keep the residual times ``scale`` as the last one."""
-        residual = torch.sub(point, start, out=start)
         if slot is not None:
             rows = self._slots[slot]
             if self.courier:
@@ -160,15 +160,15 @@ class History:
         """Slots of the rows that hold differences."""
         return [(self.pairs - 2 - age) % self.size for age in range(self.held)]
 
-    def store(self, start: Vector, point: Vector, rate: float) -> Vector:
-        """Add the pair of base steps from ``start`` to ``point``, whose residual is proportional to ``rate``.
+    def store(self, point: Vector, residual: Vector, rate: float = 1.0) -> Vector:
+        """Add a pair, whose residual is proportional to ``rate``.
 
-        ``start`` is overwritten. The history keeps ``point``; returns the vector that it replaces, free for other use.
+        The history keeps ``point``; returns the vector that it replaces, free for other use.
         """
         slot = (self.pairs - 1) % self.size if self.pairs else None
         scale = 1 / rate if rate else 0.0
         for i, rows in enumerate(self.rows):
-            rows.store(slot, self.last_point[i], start[i], point[i], scale)
+            rows.store(slot, self.last_point[i], point[i], residual[i], scale)
         self.fresh = min(self.fresh + (self.pairs > 0), self.size)
         self.pairs += 1
         self.rates = [*self.rates[-self.size :], rate]

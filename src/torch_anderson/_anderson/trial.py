@@ -59,8 +59,8 @@ class Trial:
         """Undo ``numbers``."""
         values = unpadded(numbers)
         if values:
-            self.test.norm, step, residual, predicted, rank, length, coefficients, ratio = values
-            self.record = JumpRecord(int(step), residual, predicted, int(rank), int(length), coefficients, ratio)
+            self.test.norm, *numbers_of_record = values
+            self.record = JumpRecord.from_numbers(numbers_of_record)
 
     def entries(self, base: Optimizer, param: Tensor) -> Entries:
         """What a checkpoint holds for a parameter: the base's state at the jump.

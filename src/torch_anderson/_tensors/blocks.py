@@ -15,7 +15,7 @@ from torch import Tensor
 
 from .._ranks.placement import Parcel, Placement, Sliced, Whole, exchange, placement_of
 from .._ranks.ranks import Ranks
-from .members import Group, flat_view, members, real_numbers, refuse_sparse, working_dtype
+from .members import Group, flat_view, members, real_numbers, refuse_sparse, shaped_like, working_dtype
 
 Vector = list[Tensor]
 """One flat tensor for each block: weights, or anything with as many numbers."""
@@ -39,6 +39,7 @@ class Block:
         """Parameters whose gradient was never seen, to be refused if it is sparse."""
         self._pieces: dict[int, tuple[Tensor, tuple[Tensor, ...]]] = {}
         """Vectors and their pieces, by identity, which belongs to a vector only as long as it is kept here."""
+        self._shapes: dict[int, list[Tensor]] = {}
         first = placements[0]
         self.sharded = first.sharded
         self.copy_weight = 1 / first.copies
@@ -82,13 +83,28 @@ class Block:
 
     def read_gradients(self, vector: Tensor) -> None:
         """Copy the gradients to a vector; a parameter without one counts as 0."""
-        for piece, place, param in zip(self.pieces(vector), self.placements, self.params, strict=True):
-            if param.grad is None:
-                piece.zero_()
-            elif isinstance(place, Whole):
-                piece.copy_(_in_memory_order(param.grad.detach(), param))
-            else:
-                piece.copy_(_in_memory_order(place.local(param.grad), place.local(param)))
+        found = [None if p.grad is None else self._local_gradient(i, p.grad) for i, p in enumerate(self.params)]
+        shaped = self._shaped(vector)
+        if missing := [piece for piece, gradient in zip(shaped, found, strict=True) if gradient is None]:
+            torch._foreach_zero_(missing)
+        targets = [piece for piece, gradient in zip(shaped, found, strict=True) if gradient is not None]
+        if targets:
+            torch._foreach_copy_(targets, [gradient for gradient in found if gradient is not None])
+
+    def _local_gradient(self, i: int, gradient: Tensor) -> Tensor:
+        if not isinstance(self.placements[i], Whole):
+            gradient = self.placements[i].local(gradient)
+        return torch.view_as_real(gradient.resolve_conj()) if gradient.is_complex() else gradient
+
+    def _shaped(self, vector: Tensor) -> list[Tensor]:
+        """The vector as one tensor for each parameter, in the parameter's shape; complex numbers as pairs."""
+        known = self._shapes.get(id(vector))
+        if known is None:
+            locals_ = [place.local(p) for place, p in zip(self.placements, self.params, strict=True)]
+            known = [shaped_like(piece, local) for piece, local in zip(self.pieces(vector), locals_, strict=True)]
+            if id(vector) in self._pieces:  # which keeps the vector, and so its identity
+                self._shapes[id(vector)] = known
+        return known
 
     def write(self, vector: Tensor, everything: bool) -> None:
         """Set the parameters to a vector, except those that the base leaves alone because they have no gradient."""
@@ -270,12 +286,3 @@ def _layout(groups: Sequence[Group], ranks: int) -> tuple[Any, ...]:
     """What the blocks depend on: ranks, members, and their places."""
     params = members(groups)
     return ranks, [id(p) for p in params], [(p.device, p.dtype) for p in params]
-
-
-def _in_memory_order(gradient: Tensor, param: Tensor) -> Tensor:
-    """The gradient's numbers in the order in which the parameter's are stored."""
-    gradient = gradient.resolve_conj().resolve_neg()
-    if gradient.stride() != param.stride():
-        gradient = torch.empty_like(param).copy_(gradient)
-    real = torch.view_as_real(gradient) if gradient.is_complex() else gradient
-    return real.as_strided((real.numel(),), (1,))
