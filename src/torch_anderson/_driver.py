@@ -63,10 +63,8 @@ def _measuring(closure: Callable[[], Any], measure: Callable[[], bool]) -> Calla
         nonlocal waiting
         loss = closure()
         first, waiting = waiting, False
-        if first:
-            with torch.no_grad():
-                if not measure():
-                    raise JumpRefused(loss)
+        if first and not measure():
+            raise JumpRefused(loss)
         return loss
 
     return measured

@@ -17,6 +17,7 @@ from dataclasses import replace
 from math import hypot, inf, isfinite, sqrt
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from .._driver import BaseStep, JumpRefused, logger
@@ -73,6 +74,7 @@ class GradientDriver(GradientMemory):
             self.jump(self.secants)
         return loss
 
+    @torch.no_grad()  # gradients may have a graph of their own, and closures enable it
     def measure(self) -> bool:
         """Take in the gradient before the base sees it; False if it refuses the jump that led here."""
         self.secants = None
@@ -111,6 +113,7 @@ class GradientDriver(GradientMemory):
 
     # ------------------------------------------------------------------------------------------------------- jumps
 
+    @torch.no_grad()
     def jump(self, secants: Secants) -> None:
         """Jump to where the pairs expect the minimum, unless they are noise or show no way down."""
         state = self.state
