@@ -25,7 +25,7 @@ from .methods import Method, all_methods
 from .problems import FAMILY, PROBLEMS, Problem
 from .race import Entry, entries, run
 from .scores import Place, Record, gradients_to, median_gradients, place, shown, targets
-from .store import load
+from .store import FAMILY_FOLDER, load
 
 TARGET_METHODS = ("lbfgs-10", "lbfgs-100")
 """They always run, because the target depends on the lowest loss that any method found."""
@@ -66,13 +66,17 @@ def attempt(entry: Entry, wrapper_name: str | None, closure: bool) -> dict[str, 
 
 def compare(console: Console, problem: Problem, methods: list[Method], seeds: list[int], given: Any) -> None:
     """Run the methods on a problem and print a row for each."""
-    kept = [each for each in load(given.results)[0] if each["problem"] == problem.name and each["seed"] in seeds]
+    kept = [
+        each
+        for each in load(given.results / FAMILY_FOLDER)[0]
+        if each["problem"] == problem.name and each["seed"] in seeds
+    ]
     names = {method.name for method in methods}
     known = [each for each in kept if each["method"] not in names]
-    wanted = [each for method in methods for each in entries(problem, method, seeds)]
+    wanted = entries([problem], methods, seeds)
     if not any(each["method"] in TARGET_METHODS for each in known):
         extra = [all_methods()[name] for name in TARGET_METHODS if name not in names]
-        wanted += [each for method in extra for each in entries(problem, method, seeds)]
+        wanted += entries([problem], extra, seeds)
     found = Parallel(n_jobs=given.jobs)(delayed(attempt)(each, given.wrapper, given.closure) for each in wanted)
     records = [each for each in found if each is not None]
     if records:

@@ -4,12 +4,15 @@ import fcntl
 import json
 import math
 import os
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-KINDS = {"problem": str, "method": str, "seed": int, "losses": list, "seconds": list, "cpu_seconds": float}
+FAMILY_FOLDER, BATCHES_FOLDER, ENDINGS_FOLDER = "family", "batches", "endings"
+"""Below the folder of results, one for each study."""
+KINDS = {"problem": str, "method": str, "seed": int, "cpu_seconds": float, "stats": dict}
+FURTHER_KINDS = {FAMILY_FOLDER: {"losses": list, "seconds": list}, BATCHES_FOLDER: {"final": float}}
 """What a line holds at least: key -> kind of the value."""
 Record = dict[str, Any]
 
@@ -44,29 +47,34 @@ def locked(path: Path) -> Iterator[int]:
 
 
 def load(folder: Path) -> tuple[list[Record], list[str]]:
-    """All runs below a folder, and a message for each line or file that cannot be read."""
+    """All runs of a study, and a message for each line or file that cannot be read."""
+    kinds = KINDS | FURTHER_KINDS.get(folder.name, {})
     records: list[Record] = []
     problems: list[str] = []
     for path in sorted(folder.glob("*/*.jsonl")):
-        try:
-            lines = path.read_bytes().splitlines()
-        except OSError as error:
-            problems.append(f"{path}: damaged ({error.strerror})")
-            continue
-        for number, line in enumerate(lines, 1):
+        for number, line in enumerate(read_lines(path, problems), 1):
             try:
-                records.append(parse(line))
+                records.append(parse(line, kinds))
             except ValueError as error:
-                problems.append(f"{path}, line {number}: damaged ({error}); delete the line to repeat the run")
+                problems.append(f"{path}, line {number}: damaged ({error}). Its run is made again.")
     return records, problems
 
 
-def parse(line: bytes) -> Record:
+def read_lines(path: Path, problems: list[str]) -> list[bytes]:
+    """The lines of a file that are not empty; none of a file that cannot be read, which is added to the problems."""
+    try:
+        return [line for line in path.read_bytes().splitlines() if line]
+    except OSError as error:
+        problems.append(f"{path}: cannot be read ({error.strerror})")
+        return []
+
+
+def parse(line: bytes, kinds: Mapping[str, type]) -> Record:
     """A run from its line; raises ``ValueError``."""
     record = json.loads(line)
     if not isinstance(record, dict):
         raise ValueError("no JSON object")
-    if wrong := [key for key, kind in KINDS.items() if not isinstance(record.get(key), kind)]:
+    if wrong := [key for key, kind in kinds.items() if not isinstance(record.get(key), kind)]:
         raise ValueError(f"no proper {', '.join(wrong)}")
     return record
 
@@ -81,8 +89,3 @@ def plain(value: Any) -> Any:
         case float() if not math.isfinite(value):
             return None
     return value
-
-
-def keys(records: Iterable[Record]) -> set[tuple[Any, ...]]:
-    """Which runs these are."""
-    return {(each["problem"], each["method"], each.get("rate"), each["seed"]) for each in records}

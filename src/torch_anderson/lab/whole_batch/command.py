@@ -1,0 +1,94 @@
+"""``torch-anderson whole-batch``: what is to be done, the runs with their progress, and the page."""
+
+import json
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+from ..runner import named
+from ..screen import complain, duration, raw, tell
+from .batches import batched, endings
+from .methods import METHODS
+from .problems import PROBLEMS
+from .race import entries
+from .store import BATCHES_FOLDER, ENDINGS_FOLDER, FAMILY_FOLDER
+from .sweep import Outcome, sweep, unfinished, without_data
+
+
+@dataclass(frozen=True)
+class Plan:
+    """The runs that were asked for, by the folder that they are kept in."""
+
+    results: Path
+    jobs: dict[str, list[Any]]
+
+    def left(self) -> dict[str, list[Any]]:
+        """The runs that are still to be made; complains about damaged ones."""
+        found = {name: unfinished(jobs, self.results / name) for name, jobs in self.jobs.items()}
+        for message in (message for _, problems in found.values() for message in problems):
+            complain(message)
+        return {name: left for name, (left, _) in found.items()}
+
+
+def plan(problems: Sequence[str], methods: Sequence[str], seeds: Sequence[int], results: Path) -> Plan:
+    """The runs of these problems and methods, or of all; what cannot run here is left out and named."""
+    chosen = [named("problem", name, PROBLEMS).name for name in problems or PROBLEMS]
+    able = [named("method", name, METHODS) for name in methods or METHODS]
+    missing = without_data(chosen)
+    for message in (*missing.values(), *(method.missing for method in able if method.missing)):
+        complain(message)
+    here = [name for name in chosen if name not in missing]
+    running = [method for method in able if not method.missing]
+    names = {method.name for method in running}
+    jobs: dict[str, list[Any]] = {FAMILY_FOLDER: entries([PROBLEMS[name] for name in here], running, seeds)}
+    jobs[BATCHES_FOLDER] = [job for job in batched(here, seeds) if job.method in names]
+    jobs[ENDINGS_FOLDER] = [job for job in endings(here, seeds) if job.method in names]
+    return Plan(results, jobs)
+
+
+def announce(console: Console, asked: Plan, left: dict[str, list[Any]], processes: int) -> None:
+    """Say how much there is to do and how long it takes, about."""
+    total, rest = (sum(map(len, jobs.values())) for jobs in (asked.jobs, left))
+    tell(console, f"{total} runs ({total - rest} done before) in {asked.results}")
+    if rest:
+        seconds = sum(job.estimate() for jobs in left.values() for job in jobs)
+        spread = f"{duration(seconds / processes)} with {processes} jobs, " if processes > 1 else ""
+        tell(console, f"Estimated time: {spread}{duration(seconds)} on one core")
+
+
+def make(console: Console, asked: Plan, left: dict[str, list[Any]], processes: int) -> bool:
+    """Make the runs; returns whether all of them ended well."""
+    failed: list[Outcome] = []
+    with shown(console, sum(map(len, left.values()))) as show:
+
+        def done(outcome: Outcome) -> None:
+            show(outcome)
+            if outcome.record is None:
+                failed.append(outcome)
+                complain(f"{title(outcome.job)}: {outcome.error}")
+
+        for name, jobs in left.items():
+            sweep(jobs, asked.results / name, processes, done)
+    return not failed
+
+
+@contextmanager
+def shown(console: Console, total: int) -> Iterator[Callable[[Outcome], None]]:
+    """A context with a bar on a terminal; elsewhere a line of JSON is printed for every ended run."""
+    if not console.is_terminal:
+        yield lambda outcome: raw(console, json.dumps(asdict(outcome.job) | {"failed": outcome.record is None}))
+        return
+    columns = (TextColumn("{task.description}", markup=False), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+    with Progress(*columns, console=console, transient=True) as progress:
+        bar = progress.add_task("", total=total)
+        yield lambda outcome: progress.update(bar, advance=1, description=title(outcome.job))
+
+
+def title(job: Any) -> str:
+    """A run in words."""
+    return ", ".join(f"{name} {value}" for name, value in asdict(job).items() if value is not None)
