@@ -7,17 +7,51 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from joblib import cpu_count
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
+from ..arguments import BadInput, parse_seeds
 from ..runner import named
 from ..screen import complain, duration, raw, tell
+from ..sweep import check_writable
 from .batches import batched, endings
 from .methods import METHODS
+from .page import show_page
 from .problems import PROBLEMS
 from .race import entries
 from .store import BATCHES_FOLDER, ENDINGS_FOLDER, FAMILY_FOLDER
 from .sweep import Outcome, sweep, unfinished, without_data
+
+
+def carry_out(
+    console: Console,
+    *,
+    problems: Sequence[str],
+    methods: Sequence[str],
+    seeds: str,
+    jobs: int | None,
+    results: Path,
+    out: Path,
+    only: str | None,
+    dry_run: bool,
+) -> bool:
+    """Make the runs and the page; returns whether a run failed."""
+    processes = cpu_count() if jobs is None else jobs
+    if processes < 1:
+        raise BadInput(f"Invalid jobs: {processes}. Allowed: 1 and more.")
+    asked = plan(problems, methods, parse_seeds(seeds), results)
+    failed = False
+    if only != "page":
+        left = asked.left()
+        announce(console, asked, left, processes)
+        if dry_run:
+            return False
+        check_writable(results)
+        failed = not make(console, asked, left, processes)
+    if only != "runs":
+        show_page(console, results, out)
+    return failed
 
 
 @dataclass(frozen=True)
