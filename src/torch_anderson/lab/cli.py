@@ -1,4 +1,5 @@
-"""The command line: ``torch-anderson list | run | compare | study | large-batch | whole-batch | tune | report | bench``.
+"""The command line: ``torch-anderson`` and a command: list, run, compare, study, large-batch, whole-batch, tune, report
+or bench.
 
 Modules that take a while to import are imported where they are used, so that ``--help`` answers soon.
 """

@@ -48,7 +48,7 @@ class Batched:
             trainer = Trainer(self.problem, self.method, case)
             losses = [trainer.train(rows, step in JUDGED) for step, rows in enumerate(self.batches(case), 1)]
             judged = [loss for loss in losses if loss is not None]
-            return asdict(self) | trainer.summary() | {"final": median(judged)}
+            return asdict(self) | trainer.summary() | {"final": median(judged), "samples": case.samples}
 
     def batches(self, case: Case) -> Iterator[Tensor | None]:
         """The samples of every step."""
@@ -57,8 +57,9 @@ class Batched:
     def estimate(self) -> float:
         """Seconds that the run takes, about: small batches have a cost that does not depend on their size."""
         whole = gradient_seconds(self.problem)
-        samples = {"fashion": 10_000}.get(self.problem, 1_797)
-        return STEPS * max(whole * (self.batch or samples) / samples, 5e-4) + len(JUDGED) * whole
+        largest = max(size for size in SIZES[self.problem] if size)
+        share = 1.0 if self.batch is None else 0.5 * self.batch / largest
+        return STEPS * max(whole * share, 5e-4) + len(JUDGED) * whole
 
 
 @dataclass(frozen=True)
