@@ -49,7 +49,8 @@ def draw_problem(axes: Axes, scores: Scores, problem: Problem) -> None:
     if math.isfinite(count):
         axes.axhline(count, color="black", linewidth=0.9, label="L-BFGS")
     axes.set_title(problem.title + (" (held out)" if problem.held_out else ""), fontsize=8)
-    axes.set(xscale="log", yscale="log", ylim=(3, 2 * problem.gradients))
+    rates = [rate for base in BASES for rate in problem.rates[base]]
+    axes.set(xscale="log", yscale="log", xlim=(min(rates) / 1.5, 1.5 * max(rates)), ylim=(3, 2 * problem.gradients))
     plain_ticks(axes)
 
 
@@ -85,7 +86,7 @@ def draw_batches(measured: ByBatch) -> Figure:
     """A column for each problem: final loss, jumps and time against the batch size."""
     problems = list(dict.fromkeys(problem for problem, *_ in measured))
     with mpl.rc_context(LOOK):
-        figure = Figure(figsize=(1 + 2.9 * len(problems), 6.4), layout="constrained")
+        figure = Figure(figsize=(2 + 2.9 * len(problems), 6.4), layout="constrained")
         grid = figure.subplots(len(MEASURES), len(problems), squeeze=False, sharex="col")
         for column, problem in enumerate(problems):
             for row, name in enumerate(MEASURES):

@@ -92,7 +92,9 @@ def base_optimizer(base: str, parameters: Iterable[nn.Parameter], rate: float) -
     """SGD, Nesterov with momentum .9, or Adam."""
     if base == "adam":
         return Adam(parameters, lr=rate)
-    return SGD(parameters, lr=rate, **({"momentum": 0.9, "nesterov": True} if base == "nesterov" else {}))
+    if base == "nesterov":
+        return SGD(parameters, lr=rate, momentum=0.9, nesterov=True)
+    return SGD(parameters, lr=rate)
 
 
 def unwrapped(optimizer: Optimizer) -> Optimizer:
@@ -139,7 +141,8 @@ def conjugate_gradients(meter: Meter, rate: float) -> None:
     def value_and_gradient(point: Any) -> tuple[float, Any]:
         nn.utils.vector_to_parameters(torch.tensor(point, dtype=dtype), parameters)
         value = meter.gradient().item()
-        return value, nn.utils.parameters_to_vector([p.grad for p in parameters]).double().numpy()
+        gradients = [p.grad for p in parameters if p.grad is not None]
+        return value, nn.utils.parameters_to_vector(gradients).double().numpy()
 
     start = nn.utils.parameters_to_vector(parameters).detach().double().numpy()
     minimize(value_and_gradient, start, jac=True, method="CG", options={"gtol": 0.0, "maxiter": 10 * meter.allowed})

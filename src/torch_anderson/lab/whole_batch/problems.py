@@ -305,7 +305,7 @@ FAMILY = (
     Problem(name="mlp", title="MLP 64-32-10 tanh, digits", build=mlp, rates=rates(3.0, 1.0), gradients=400),
     Problem(name="relu", title="MLP ReLU, patients", build=relu, rates=rates(0.3, 0.1), gradients=400),
     Problem(name="conv", title="convolutional net, digits", build=convolutional, rates=rates(3.0, 3.0)),
-    Problem(name="fashion", title="MLP of 118k weights, Fashion-MNIST", build=fashion_mlp, rates=rates(0.1, 0.03, 0.003)),
+    Problem(name="fashion", title="MLP, Fashion-MNIST", build=fashion_mlp, rates=rates(0.1, 0.03, 0.003)),
     Problem(name="sine", title="sine regression", build=sine, rates=rates(0.3, 0.03), gradients=400, excess=1e-2),
     Problem(
         name="pinn", title="PINN, Burgers' equation", build=pinn, rates=rates(0.03, 0.03), gradients=400, excess=2e-2

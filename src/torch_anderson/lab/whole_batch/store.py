@@ -11,8 +11,11 @@ from typing import Any
 
 FAMILY_FOLDER, BATCHES_FOLDER, ENDINGS_FOLDER = "family", "batches", "endings"
 """Below the folder of results, one for each study."""
-KINDS = {"problem": str, "method": str, "seed": int, "cpu_seconds": float, "stats": dict}
-FURTHER_KINDS = {FAMILY_FOLDER: {"losses": list, "seconds": list}, BATCHES_FOLDER: {"final": float, "samples": int}}
+KINDS: dict[str, type] = {"problem": str, "method": str, "seed": int, "cpu_seconds": float, "stats": dict}
+FURTHER_KINDS: dict[str, dict[str, type]] = {
+    FAMILY_FOLDER: {"losses": list, "seconds": list},
+    BATCHES_FOLDER: {"final": float, "samples": int},
+}
 """What a line holds at least: key -> kind of the value."""
 Record = dict[str, Any]
 
