@@ -197,7 +197,8 @@ def test_a_damaged_line_costs_its_own_run_alone(tmp_path):
     (folder / "least-squares" / "adam.jsonl").mkdir()
     made, problems = make_all(some_entries(), folder)
     assert [outcome.job.rate for outcome in made] == [0.03, 0.1]
-    assert len(problems) == 3 and sum(", line " in each for each in problems) == 2
+    assert len(problems) == 3, "two lines and a file that cannot be read"
+    assert sum(", line " in each for each in problems) == 2
     assert len(store.load(folder)[0]) == 5, "a line without an end does not spoil the next one"
 
 
@@ -207,6 +208,22 @@ def test_a_run_that_fails_does_not_stop_the_others(tmp_path, monkeypatch):
     made, _ = make_all(some_entries(), tmp_path)
     assert [outcome.error for outcome in made if outcome.error] == ["ZeroDivisionError: division by zero"]
     assert len(store.load(tmp_path)[0]) == 4
+
+
+def test_a_file_that_cannot_be_written_costs_its_own_runs_alone(tmp_path):
+    store.file_of(tmp_path, "least-squares", "sgd").mkdir(parents=True)
+    made, _ = make_all(some_entries(), tmp_path)
+    assert [outcome.job.method for outcome in made if outcome.record] == ["cg"]
+    assert all("cannot be kept" in outcome.error for outcome in made if not outcome.record)
+
+
+@pytest.mark.slow
+def test_several_processes_make_the_same_runs(tmp_path):
+    for processes in (1, 2):
+        make_all(some_entries(), tmp_path / str(processes), processes)
+    one, two = (store.load(tmp_path / name)[0] for name in ("1", "2"))
+    by_rate = [{each["rate"]: each["losses"] for each in records} for records in (one, two)]
+    assert by_rate[0] == by_rate[1] and len(one) == 5
 
 
 def test_missing_data_are_named_and_leave_the_other_problems(capsys, tmp_path):

@@ -5,7 +5,6 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
 
 from joblib import cpu_count
 from rich.console import Console
@@ -21,7 +20,7 @@ from .page import show_page
 from .problems import PROBLEMS
 from .race import entries
 from .store import BATCHES_FOLDER, ENDINGS_FOLDER, FAMILY_FOLDER
-from .sweep import Outcome, sweep, unfinished, without_data
+from .sweep import Job, Outcome, sweep, unfinished, without_data
 
 
 def carry_out(
@@ -59,9 +58,9 @@ class Plan:
     """The runs that were asked for, by the folder that they are kept in."""
 
     results: Path
-    jobs: dict[str, list[Any]]
+    jobs: dict[str, list[Job]]
 
-    def left(self) -> dict[str, list[Any]]:
+    def left(self) -> dict[str, list[Job]]:
         """The runs that are still to be made; complains about damaged ones."""
         found = {name: unfinished(jobs, self.results / name) for name, jobs in self.jobs.items()}
         for message in (message for _, problems in found.values() for message in problems):
@@ -79,13 +78,15 @@ def plan(problems: Sequence[str], methods: Sequence[str], seeds: Sequence[int], 
     here = [name for name in chosen if name not in missing]
     running = [method for method in able if not method.missing]
     names = {method.name for method in running}
-    jobs: dict[str, list[Any]] = {FAMILY_FOLDER: entries([PROBLEMS[name] for name in here], running, seeds)}
-    jobs[BATCHES_FOLDER] = [job for job in batched(here, seeds) if job.method in names]
-    jobs[ENDINGS_FOLDER] = [job for job in endings(here, seeds) if job.method in names]
+    jobs: dict[str, list[Job]] = {
+        FAMILY_FOLDER: [*entries([PROBLEMS[name] for name in here], running, seeds)],
+        BATCHES_FOLDER: [job for job in batched(here, seeds) if job.method in names],
+        ENDINGS_FOLDER: [job for job in endings(here, seeds) if job.method in names],
+    }
     return Plan(results, jobs)
 
 
-def announce(console: Console, asked: Plan, left: dict[str, list[Any]], processes: int) -> None:
+def announce(console: Console, asked: Plan, left: dict[str, list[Job]], processes: int) -> None:
     """Say how much there is to do and how long it takes, about."""
     total, rest = (sum(map(len, jobs.values())) for jobs in (asked.jobs, left))
     tell(console, f"{total} runs ({total - rest} done before) in {asked.results}")
@@ -95,7 +96,7 @@ def announce(console: Console, asked: Plan, left: dict[str, list[Any]], processe
         tell(console, f"Estimated time: {spread}{duration(seconds)} on one core")
 
 
-def make(console: Console, asked: Plan, left: dict[str, list[Any]], processes: int) -> bool:
+def make(console: Console, asked: Plan, left: dict[str, list[Job]], processes: int) -> bool:
     """Make the runs; returns whether all of them ended well."""
     failed: list[Outcome] = []
     with shown(console, sum(map(len, left.values()))) as show:
@@ -106,8 +107,12 @@ def make(console: Console, asked: Plan, left: dict[str, list[Any]], processes: i
                 failed.append(outcome)
                 complain(f"{title(outcome.job)}: {outcome.error}")
 
-        for name, jobs in left.items():
-            sweep(jobs, asked.results / name, processes, done)
+        try:
+            for name, jobs in left.items():
+                sweep(jobs, asked.results / name, processes, done)
+        except KeyboardInterrupt:
+            complain("Stopped. The same command continues with the runs that are left.")
+            raise
     return not failed
 
 
@@ -123,6 +128,6 @@ def shown(console: Console, total: int) -> Iterator[Callable[[Outcome], None]]:
         yield lambda outcome: progress.update(bar, advance=1, description=title(outcome.job))
 
 
-def title(job: Any) -> str:
+def title(job: Job) -> str:
     """A run in words."""
     return ", ".join(f"{name} {value}" for name, value in asdict(job).items() if value is not None)

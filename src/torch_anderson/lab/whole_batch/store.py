@@ -1,11 +1,10 @@
 """Records on disk: a file of JSON lines for each problem and method, to which every run appends one line."""
 
-import fcntl
 import json
 import math
 import os
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -43,7 +42,10 @@ def locked(path: Path) -> Iterator[int]:
     """A handle for appending that no other process has at the same time."""
     handle = os.open(path, os.O_RDWR | os.O_APPEND | os.O_CREAT, 0o644)
     try:
-        fcntl.flock(handle, fcntl.LOCK_EX)
+        with suppress(ImportError):  # Windows has no such lock
+            import fcntl
+
+            fcntl.flock(handle, fcntl.LOCK_EX)
         yield handle
     finally:
         os.close(handle)
@@ -59,7 +61,7 @@ def load(folder: Path) -> tuple[list[Record], list[str]]:
             try:
                 records.append(parse(line, kinds))
             except ValueError as error:
-                problems.append(f"{path}, line {number}: damaged ({error}). Its run is made again.")
+                problems.append(f"{path}, line {number}: damaged ({error}); the same command makes its run again")
     return records, problems
 
 
