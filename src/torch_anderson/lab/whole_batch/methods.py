@@ -6,7 +6,8 @@ when the allowed number is spent. Methods therefore need no counting code, and n
 
 import math
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from importlib.util import find_spec
@@ -156,7 +157,19 @@ def reference(base: str, meter: Meter, rate: float) -> None:
         AADL.accelerate(optimizer, acceleration_type="anderson")
         return optimizer
 
-    with_closure(base, accelerated, meter, rate)
+    with default_dtype(meter.case.parameters[0].dtype):
+        with_closure(base, accelerated, meter, rate)
+
+
+@contextmanager
+def default_dtype(dtype: torch.dtype) -> Iterator[None]:
+    """A context with another default: AADL creates tensors of the default type and mixes them with the weights."""
+    before = torch.get_default_dtype()
+    torch.set_default_dtype(dtype)
+    try:
+        yield
+    finally:
+        torch.set_default_dtype(before)
 
 
 LABELS = {"sgd": "SGD", "nesterov": "Nesterov", "adam": "Adam"}
