@@ -35,7 +35,8 @@ ON_RATIOS = """\
 Ratios are geometric means over problems, bases, rates and seeds. A run of ours that does not reach its target counts as
 twice the allowed gradients, a run of another method as the allowed gradients; pairs in which both fail are left out.
 The loss at the end of a run is the lowest of its last 10. A base is stable if it does not diverge and its last 10
-losses are within 1.5 times its lowest. Gradients over the base are those to come within 0.1 % of its lowest loss."""
+losses are within 1.5 times its lowest. Gradients over the base are those to come within 0.1 % of its lowest loss. Tasks
+with noise and the cost at rest are measured by `benchmarks/never_worse.py` and `benchmarks/step_cost.py`."""
 ON_BATCHES = """\
 300 steps with each batch size, the second of the four learning rates, both methods on the same batches. Final loss:
 that of all samples, median of ten evaluations over the last 45 steps. Lines are means over seeds, bands the range.
