@@ -1,13 +1,14 @@
 """A quick look for developers: ``python -m torch_anderson.lab.whole_batch --problems softmax mlp --seeds 0:2``.
 
-Prints the gradients each method needs, and keeps no results. ``torch-anderson whole-batch`` makes the whole study.
+Prints the gradients that each method needs, and keeps no results; L-BFGS always runs, because targets depend on it, and
+known runs of other methods are used if there are any. ``torch-anderson whole-batch`` makes the whole study.
 """
 
 import argparse
 import importlib
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -18,17 +19,13 @@ from rich.console import Console
 import torch_anderson
 
 from ..arguments import parse_seeds
-from ..data import MissingData
-from ..runner import named
-from ..screen import complain, show_table, tell
-from .methods import Method, all_methods
-from .problems import FAMILY, PROBLEMS, Problem
+from ..screen import show_table, tell
+from .command import available
+from .methods import METHODS, Method, all_methods
+from .problems import FAMILY, Problem
 from .race import Entry, entries, run
-from .scores import Place, Record, gradients_to, median_gradients, place, shown, targets
+from .scores import LBFGS, Record, Scores, middle, shown
 from .store import FAMILY_FOLDER, load
-
-TARGET_METHODS = ("lbfgs-10", "lbfgs-100")
-"""They always run, because the target depends on the lowest loss that any method found."""
 
 
 def arguments() -> argparse.Namespace:
@@ -55,51 +52,55 @@ def wrapper(text: str | None) -> Any:
     return getattr(importlib.import_module(module), name)
 
 
-def attempt(entry: Entry, wrapper_name: str | None, closure: bool) -> dict[str, Any] | None:
-    """Make a run in any process; None where data are missing."""
-    try:
-        return run(entry, all_methods(wrapper(wrapper_name), closure))
-    except MissingData as problem:
-        complain(f"{entry.problem} is left out: {problem}")
-        return None
+def attempt(entry: Entry, wrapper_name: str | None, closure: bool) -> Record:
+    """Make a run in any process."""
+    return run(entry, all_methods(wrapper(wrapper_name), closure))
 
 
 def compare(console: Console, problem: Problem, methods: list[Method], seeds: list[int], given: Any) -> None:
     """Run the methods on a problem and print a row for each."""
-    kept = [
-        each
-        for each in load(given.results / FAMILY_FOLDER)[0]
-        if each["problem"] == problem.name and each["seed"] in seeds
-    ]
     names = {method.name for method in methods}
-    known = [each for each in kept if each["method"] not in names]
-    wanted = entries([problem], methods, seeds)
-    if not any(each["method"] in TARGET_METHODS for each in known):
-        extra = [all_methods()[name] for name in TARGET_METHODS if name not in names]
-        wanted += entries([problem], extra, seeds)
-    found = Parallel(n_jobs=given.jobs)(delayed(attempt)(each, given.wrapper, given.closure) for each in wanted)
-    records = [each for each in found if each is not None]
-    if records:
-        show(console, problem, records, targets([*records, *known]), given.stats)
+    kept, _ = load(given.results / FAMILY_FOLDER)
+    known = [each for each in kept if each["problem"] == problem.name and each["method"] not in names]
+    known = [each for each in known if each["seed"] in seeds and not each["method"].startswith("anderson")]
+    unknown = [seed for seed in seeds if seed not in {each["seed"] for each in known if each["method"] in LBFGS}]
+    extra = [all_methods()[name] for name in LBFGS if name not in names]
+    wanted = [*entries([problem], methods, seeds), *entries([problem], extra, unknown)]
+    records = Parallel(n_jobs=given.jobs)(delayed(attempt)(each, given.wrapper, given.closure) for each in wanted)
+    show(console, Scores([*known, *records]), problem, list(dict.fromkeys(each.method for each in wanted)), given.stats)
 
 
-def show(console: Console, problem: Problem, records: list[Record], goals: Mapping[Place, float], stats: bool) -> None:
+def show(console: Console, scores: Scores, problem: Problem, methods: Sequence[str], stats: bool) -> None:
     """The table of a problem."""
-    rows = []
-    for method in dict.fromkeys(each["method"] for each in records):
-        mine = [each for each in records if each["method"] == method]
-        rates = list(dict.fromkeys(each["rate"] for each in mine))
-        by_rate = [[each for each in mine if each["rate"] == rate] for rate in rates]
-        worst = max(gradients_to(each, goals[place(each)]) for each in mine)
-        cells = [shown(median_gradients(runs, goals)) for runs in by_rate] + [""] * (4 - len(rates))
-        finals = " ".join(f"{median(each['final'] for each in runs):.3g}" for runs in by_rate)
-        seconds = f"{sum(each['cpu_seconds'] for each in mine) / len(mine):.2f}"
-        rows.append([method, *cells, shown(worst), finals, seconds, mean_counts(mine) if stats else ""])
-    columns = ["method", "rate 1", "rate 2", "rate 3", "rate 4", "worst", "final losses", "s/run", "counts"]
-    show_table(console, f"{problem.title}: gradients to target, rates {dict(problem.rates)}", columns, rows)
+    rows = [list(row(scores, problem, method, stats)) for method in methods]
+    columns = ["method", "rate 1", "rate 2", "rate 3", "rate 4", "worst", "worst loss/base", "final losses", "s/run"]
+    title = f"{problem.title}: gradients to target, rates {dict(problem.rates)}"
+    show_table(console, title, [*columns, "counts"] if stats else columns, rows)
 
 
-def mean_counts(records: list[Record]) -> str:
+def row(scores: Scores, problem: Problem, method: str, stats: bool) -> Iterator[str]:
+    """One method."""
+    rates = scores.rates(problem.name, method)
+    runs = [list(scores.runs(problem.name, method, rate).values()) for rate in rates]
+    counts = [scores.counts(problem.name, method, rate).values() for rate in rates]
+    every = [each for some in runs for each in some]
+    yield method
+    yield from [shown(middle(each)) for each in counts] + [""] * (4 - len(rates))
+    yield shown(max(count for each in counts for count in each))
+    yield worst_loss(scores, problem, method)
+    yield " ".join(f"{median(each['final'] for each in some):.3g}" for some in runs)
+    yield f"{sum(each['cpu_seconds'] for each in every) / len(every):.2f}"
+    yield from [mean_counts(every)] if stats else []
+
+
+def worst_loss(scores: Scores, problem: Problem, method: str) -> str:
+    """The highest loss at the end over the base's at the same rate and seed, if runs of the base are known."""
+    base = METHODS[method].base
+    ratios = scores.over_base([problem], "loss", [base]) if base and METHODS[method].ours else {}
+    return f"{max(ratios.values()):.3g}" if ratios else ""
+
+
+def mean_counts(records: Sequence[Record]) -> str:
     """The wrapper's counters, means over runs."""
     names = dict.fromkeys(name for each in records for name in each["stats"])
     means = {name: sum(each["stats"].get(name, 0.0) for each in records) / len(records) for name in names}
@@ -109,13 +110,10 @@ def mean_counts(records: list[Record]) -> str:
 def main() -> int:
     """Carry it out; returns the exit code."""
     given, console, started = arguments(), Console(), time.perf_counter()
-    methods = all_methods(wrapper(given.wrapper), given.closure)
-    chosen = [named("method", name, methods) for name in (methods if given.methods == ["all"] else given.methods)]
-    for message in filter(None, (method.missing for method in chosen)):
-        complain(message)
-    chosen = [method for method in chosen if not method.missing]
-    for name in given.problems:
-        compare(console, named("problem", name, PROBLEMS), chosen, parse_seeds(given.seeds), given)
+    table = all_methods(wrapper(given.wrapper), given.closure)
+    problems, methods = available(given.problems, [] if given.methods == ["all"] else given.methods, table)
+    for problem in problems:
+        compare(console, problem, methods, parse_seeds(given.seeds), given)
     tell(console, f"{time.perf_counter() - started:.0f} s")
     return 0
 

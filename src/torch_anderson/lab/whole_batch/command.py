@@ -1,7 +1,7 @@
 """``torch-anderson whole-batch``: what is to be done, the runs with their progress, and the page."""
 
 import json
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -15,9 +15,9 @@ from ..runner import named
 from ..screen import complain, duration, raw, tell
 from ..sweep import check_writable
 from .batches import batched, endings
-from .methods import METHODS
+from .methods import METHODS, Method
 from .page import show_page
-from .problems import PROBLEMS
+from .problems import PROBLEMS, Problem
 from .race import entries
 from .store import BATCHES_FOLDER, ENDINGS_FOLDER, FAMILY_FOLDER
 from .sweep import Job, Outcome, sweep, unfinished, without_data
@@ -39,9 +39,9 @@ def carry_out(
     processes = cpu_count() if jobs is None else jobs
     if processes < 1:
         raise BadInput(f"Invalid jobs: {processes}. Allowed: 1 and more.")
-    asked = plan(problems, methods, parse_seeds(seeds), results)
     failed = False
     if only != "page":
+        asked = plan(problems, methods, parse_seeds(seeds), results)
         left = asked.left()
         announce(console, asked, left, processes)
         if dry_run:
@@ -69,21 +69,27 @@ class Plan:
 
 
 def plan(problems: Sequence[str], methods: Sequence[str], seeds: Sequence[int], results: Path) -> Plan:
-    """The runs of these problems and methods, or of all; what cannot run here is left out and named."""
-    chosen = [named("problem", name, PROBLEMS).name for name in problems or PROBLEMS]
-    able = [named("method", name, METHODS) for name in methods or METHODS]
-    missing = without_data(chosen)
-    for message in (*missing.values(), *(method.missing for method in able if method.missing)):
-        complain(message)
-    here = [name for name in chosen if name not in missing]
-    running = [method for method in able if not method.missing]
-    names = {method.name for method in running}
+    """The runs of these problems and methods, or of all."""
+    here, able = available(problems, methods, METHODS)
+    problem_names, method_names = ({each.name for each in some} for some in (here, able))
     jobs: dict[str, list[Job]] = {
-        FAMILY_FOLDER: [*entries([PROBLEMS[name] for name in here], running, seeds)],
-        BATCHES_FOLDER: [job for job in batched(here, seeds) if job.method in names],
-        ENDINGS_FOLDER: [job for job in endings(here, seeds) if job.method in names],
+        FAMILY_FOLDER: [*entries(here, able, seeds)],
+        BATCHES_FOLDER: [job for job in batched(problem_names, seeds) if job.method in method_names],
+        ENDINGS_FOLDER: [job for job in endings(problem_names, seeds) if job.method in method_names],
     }
     return Plan(results, jobs)
+
+
+def available(
+    problems: Sequence[str], methods: Sequence[str], table: Mapping[str, Method]
+) -> tuple[list[Problem], list[Method]]:
+    """What was asked for by name, or all of it, as far as it can run here; complains about the rest."""
+    chosen = [named("problem", name, PROBLEMS) for name in problems or PROBLEMS]
+    able = [named("method", name, table) for name in methods or table]
+    missing = without_data(problem.name for problem in chosen)
+    for message in (*missing.values(), *(method.missing for method in able if method.missing)):
+        complain(message)
+    return [each for each in chosen if each.name not in missing], [each for each in able if not each.missing]
 
 
 def announce(console: Console, asked: Plan, left: dict[str, list[Job]], processes: int) -> None:

@@ -83,11 +83,6 @@ def middle(counts: Iterable[float]) -> float:
     return math.inf if math.inf in both else median(both)
 
 
-def median_gradients(records: Iterable[Record], goals: Mapping[Place, float]) -> float:
-    """Gradients to target, median over seeds."""
-    return middle(gradients_to(each, goals[place(each)]) for each in records)
-
-
 def shown(count: float) -> str:
     """A number of gradients in a table.
 
