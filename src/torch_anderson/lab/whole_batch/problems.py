@@ -264,9 +264,15 @@ def convolutional(seed: int) -> Case:
 
 
 def fashion_mlp(seed: int) -> Case:
-    """118,282 weights in float32; raises ``MissingData``."""
+    """118,282 weights with tanh on 10,000 images in float32; raises ``MissingData``."""
     model = perceptron(784, 128, 128, 10, dtype=torch.float32)
     return supervised(model, fashion(), functional.cross_entropy, decay=1e-3)
+
+
+def fashion_relu(seed: int) -> Case:
+    """The same network with ReLU on 4,000 images; raises ``MissingData``."""
+    model = perceptron(784, 128, 128, 10, activation=nn.ReLU, dtype=torch.float32)
+    return supervised(model, fashion(4_000), functional.cross_entropy, decay=1e-3)
 
 
 def sine(seed: int) -> Case:
@@ -306,6 +312,7 @@ FAMILY = (
     Problem(name="relu", title="MLP ReLU, patients", build=relu, rates=rates(0.3, 0.1), gradients=400),
     Problem(name="conv", title="convolutional net, digits", build=convolutional, rates=rates(3.0, 3.0)),
     Problem(name="fashion", title="MLP, Fashion-MNIST", build=fashion_mlp, rates=rates(0.1, 0.03, 0.003)),
+    Problem(name="fashion-relu", title="MLP ReLU, Fashion-MNIST", build=fashion_relu, rates=rates(0.1, 0.03, 0.003)),
     Problem(name="sine", title="sine regression", build=sine, rates=rates(0.3, 0.03), gradients=400, excess=1e-2),
     Problem(
         name="pinn", title="PINN, Burgers' equation", build=pinn, rates=rates(0.03, 0.03), gradients=400, excess=2e-2
