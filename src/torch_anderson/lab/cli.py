@@ -1,4 +1,5 @@
-"""The command line: ``torch-anderson list | run | compare | study | large-batch | tune | report | bench``.
+"""The command line: ``torch-anderson`` and a command: list, run, compare, study, large-batch, whole-batch, tune, report
+or bench.
 
 Modules that take a while to import are imported where they are used, so that ``--help`` answers soon.
 """
@@ -184,6 +185,35 @@ class LargeBatch(Engine):
 
 
 @dataclass(frozen=True, kw_only=True)
+class WholeBatch:
+    """Count the gradients that optimizers need with whole batches, and compare batch sizes; then make the page."""
+
+    problems: Annotated[tuple[str, ...], arg(metavar="PROBLEM ...")] = ()
+    """Problems of the family. Default: all."""
+    methods: Annotated[tuple[str, ...], arg(metavar="METHOD ...")] = ()
+    """Optimizers, as in sgd, anderson-sgd or lbfgs-10. Default: all."""
+    seeds: str = "0:5"
+    """As in 7, or 0,3,5, or 0:20 (without 20)."""
+    jobs: int | None = None
+    """Runs at the same time on this machine. Default: one for each core."""
+    results: Path = Path("results") / "whole-batch"
+    """Folder for the runs; those that are there are not made again."""
+    out: Path = Path("docs") / "results" / "whole-batch"
+    """Folder for the page."""
+    only: Literal["runs", "page"] | None = None
+    """Make the runs alone, or the page alone."""
+    dry_run: bool = False
+    """Print the number of runs and their estimated time, and stop there."""
+
+    def __call__(self, console: Console) -> int:
+        """Carry it out; returns the exit code. Some failed runs are no reason to withhold the rest."""
+        from .whole_batch.command import carry_out
+
+        failed = carry_out(console, **vars(self))
+        return SOME_FAILED if failed else OK
+
+
+@dataclass(frozen=True, kw_only=True)
 class Tune(Engine):
     """Find the learning rates of the base and its peers on seeds that are not reported, and print them."""
 
@@ -269,6 +299,7 @@ COMMANDS: dict[str, Callable[..., Any]] = {
     "compare": Compare,
     "study": Study,
     "large-batch": LargeBatch,
+    "whole-batch": WholeBatch,
     "tune": Tune,
     "report": Report,
     "bench": Bench,

@@ -93,7 +93,11 @@ def in_processes(specs: Sequence[Spec], results: Path, jobs: int, checkpoint_eve
 
 
 def _parallel(specs: Sequence[Spec], results: Path, jobs: int, checkpoint_every: float) -> Iterator[Outcome]:
-    calls = [delayed(attempt)(spec, results, checkpoint_every) for spec in specs]
+    return in_workers([delayed(attempt)(spec, results, checkpoint_every) for spec in specs], jobs)
+
+
+def in_workers(calls: Sequence[Any], jobs: int) -> Iterator[Any]:
+    """What joblib's delayed calls return, in the order in which they end; raises ``BrokenProcessPool``."""
     with parallel_config("loky", inner_max_num_threads=1, initializer=_start_worker, initargs=(os.getpid(),)):
         parallel = Parallel(n_jobs=jobs, return_as="generator_unordered", batch_size=1, pre_dispatch=jobs)
         # Ctrl-C reaches the workers too, which inherit that they ignore it: stopping them is up to this process.
