@@ -1,4 +1,4 @@
-"""The cost of the acceleration on one of N ranks, on paper.
+"""The cost of the paper's acceleration (``residual="step"``) on one of N ranks, on paper.
 
     n     numbers of the model                    m, p, q, t   as in ``Anderson``
     N     ranks                                   f            rows stored since the last acceleration
@@ -174,7 +174,7 @@ def buffer_bytes(shapes: Shapes, layout: Layout, ranks: int, setting: Setting) -
 
 
 def collectives(layout: Layout, ranks: int) -> int:
-    """Number of collectives for an accepted jump with ``safeguard=None`` or ``"descent"``."""
+    """Number of collectives for an accepted jump with ``safeguard=None``."""
     return (ranks > 1) + (layout.whole and layout.sharing(ranks) > 1)
 
 

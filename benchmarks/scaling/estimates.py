@@ -65,7 +65,7 @@ class Times:
 
 
 def acceleration(shapes: Shapes, layout: Layout, ranks: int, setting: Setting, machine: Machine) -> Times:
-    """Times of an accepted jump with ``safeguard=None`` or ``"descent"``."""
+    """Times of an accepted jump with ``safeguard=None``."""
     columns = costs.columns_multiplied(shapes, layout, ranks, ranks - 1 if layout.sharing(ranks) == 1 else 0)
     traffic = costs.memory_traffic(shapes, layout, ranks, setting)
     return Times(

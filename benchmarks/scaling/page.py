@@ -14,8 +14,8 @@ from .units import in_bytes, in_seconds, scaled
 
 TEMPLATE = Path(__file__).with_name("template.md")
 LARGEST = 1536
-DEFAULT = Setting(history_size=10, period=10, store_period=1)
-"""The defaults of ``Anderson``."""
+DEFAULT = Setting(history_size=10, period=1, store_period=1)
+"""The defaults of ``Anderson`` with ``residual="step"``."""
 Facts = dict[str, str]
 
 

@@ -56,12 +56,12 @@ def plain(task: Task, model: nn.Module, rate: float) -> Trainer:
 
 
 def anderson(task: Task, model: nn.Module, rate: float, **options: Any) -> Trainer:
-    """Anderson with the task's options, changed by those given."""
+    """The paper's Anderson with the task's options, changed by those given."""
     return AndersonTrainer(task, model, Anderson(base(task, model, rate), **task.anderson_options() | options))
 
 
 def anderson_default(task: Task, model: nn.Module, rate: float) -> Trainer:
-    """Anderson with no option set."""
+    """Anderson with no option set: jumps by gradients."""
     return AndersonTrainer(task, model, Anderson(base(task, model, rate)))
 
 
@@ -108,11 +108,8 @@ def aadl(task: Task, model: nn.Module, rate: float) -> Trainer:
 
 
 def anderson_speed(task: Task) -> float:
-    """The part of the base's speed that is left with coefficients near 0.
-
-    Relaxation shortens the ``residual_steps`` that a jump spans, once every ``period`` steps.
-    """
-    return 1 - (1 - task.relaxation) * task.residual_steps / task.period
+    """The part of the base's speed that is left with coefficients near 0: relaxation shortens 1 of ``period`` steps."""
+    return 1 - (1 - task.relaxation) / task.period
 
 
 def average_speed(task: Task) -> float:
@@ -141,8 +138,8 @@ def is_pinn(task: Task) -> bool:
 
 
 def averages(task: Task) -> bool:
-    """Whether there is a window, and residuals span one step, as the average requires."""
-    return task.average_window > 0 and task.residual_steps == 1
+    """Whether the average has a window."""
+    return task.average_window > 0
 
 
 def relaxes(task: Task) -> bool:

@@ -17,7 +17,7 @@ from torch_anderson import Anderson, MovingAverage
 from .ranges import check_ranges
 
 Metrics = dict[str, float]
-NOT_SETTINGS = ("base", "average", "storage", "process_group")
+NOT_SETTINGS = ("base", "residual", "average", "storage", "process_group")
 """Parameters of ``Anderson`` that no setting of a task is named after."""
 SHARED_OPTIONS = tuple(name for name in signature(Anderson).parameters if name not in NOT_SETTINGS)
 """Options of ``Anderson`` that are settings of a task by the same name."""
@@ -107,9 +107,7 @@ class Task(ABC):
     average_criterion: str = "paper"
     safeguard: str | None = "residual"
     warmup: int = 0
-    residual_steps: int = 1
-    regularization: float | None = 1e-12
-    """None for the library's own choice, which depends on the noise where ``residual_steps`` is above 1."""
+    regularization: float = 1e-12
     max_jump: float = 2.0
 
     def __post_init__(self) -> None:
@@ -126,8 +124,9 @@ class Task(ABC):
         return self.decay_factor ** (step // self.decay_every) if self.decay_every else 1.0
 
     def anderson_options(self) -> dict[str, Any]:
-        """The options of ``Anderson`` that the settings amount to, the average included."""
-        return {name: getattr(self, name) for name in SHARED_OPTIONS} | {"average": self.average}
+        """The options of ``Anderson`` that the settings amount to: the paper's method, with its average."""
+        shared = {name: getattr(self, name) for name in SHARED_OPTIONS}
+        return {"residual": "step", "average": self.average} | shared
 
     @property
     def average(self) -> MovingAverage | None:

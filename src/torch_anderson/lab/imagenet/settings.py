@@ -75,8 +75,8 @@ class Settings:
     """β, how far to go towards the accelerated weights."""
     average_window: int = 4
     """Window of the methods with average. The paper does not give it; p - 1 is the longest between two jumps."""
-    safeguard: Literal["residual", "descent", "none"] = "residual"
-    """The paper's test of a jump, the library's, or none."""
+    safeguard: Literal["residual", "none"] = "residual"
+    """The paper's test of a jump, or none."""
     storage_shard: bool = False
     """With ddp: each process keeps only its share of the history."""
     storage_device: str | None = None
