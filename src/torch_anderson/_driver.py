@@ -11,8 +11,8 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.optim import Optimizer
-from torch.optim.optimizer import _global_optimizer_post_hooks, _global_optimizer_pre_hooks
 
+from ._calls import BaseStep
 from ._ranks.ranks import world_size
 from ._records import JumpRecord, Stats
 from ._tensors import checkpoint
@@ -21,53 +21,6 @@ from ._tensors.checkpoint import Entries, Saved, Shapes
 from ._tensors.members import account
 
 logger = logging.getLogger("torch_anderson")
-
-BaseStep = Callable[..., tuple[Any, Any]]
-"""Makes one step of the base; returns what the base returns, and the samples that were given for this step.
-
-It takes a function that is called once when the gradient is there, before the base sees it: after the first evaluation
-of the closure, if there is one. If the function returns False, the base makes no step, and ``JumpRefused`` is raised.
-"""
-
-
-class JumpRefused(Exception):
-    """The gradient has taken back a jump instead of moving the base; ``loss`` is what the closure returned."""
-
-    def __init__(self, loss: Any):
-        super().__init__()
-        self.loss = loss
-
-
-def call_step(base: Optimizer, closure: Callable[[], Any] | None, measure: Callable[[], bool] | None) -> Any:
-    """Make the base's step. Global step hooks see the outer optimizer; the base's step would call them again."""
-    if measure and closure is None and not measure():
-        raise JumpRefused(None)
-    if measure and closure is not None:
-        closure = _measuring(closure, measure)
-    pre, post = _global_optimizer_pre_hooks, _global_optimizer_post_hooks
-    kept = dict(pre), dict(post)
-    pre.clear()
-    post.clear()
-    try:
-        return base.step() if closure is None else base.step(closure)  # some bases take no argument
-    finally:
-        pre.update(kept[0])
-        post.update(kept[1])
-
-
-def _measuring(closure: Callable[[], Any], measure: Callable[[], bool]) -> Callable[[], Any]:
-    """A closure whose first evaluation is measured. A refusal ends the base's step before it has changed anything."""
-    waiting = True
-
-    def measured() -> Any:
-        nonlocal waiting
-        loss = closure()
-        first, waiting = waiting, False
-        if first and not measure():
-            raise JumpRefused(loss)
-        return loss
-
-    return measured
 
 
 class Driver(ABC):
@@ -100,6 +53,9 @@ class Driver(ABC):
     def resting(self) -> bool:
         """Whether the next step is the base's own, and need not even look at the parameters."""
         return False
+
+    def count_rest(self) -> None:  # noqa: B027  # not every accelerator rests
+        """Count such a step."""
 
     @property
     @abstractmethod

@@ -8,10 +8,12 @@ from typing import Any, Self
 
 from torch import Tensor
 from torch._compile import _disable_dynamo
+from torch.compiler import is_compiling
 from torch.optim import Optimizer
 from torch.utils.hooks import RemovableHandle
 
-from ._driver import Driver, call_step
+from ._calls import call_step, global_hooks
+from ._driver import Driver
 from ._options import Options
 from ._records import JumpRecord, Stats
 from ._tensors import checkpoint
@@ -64,9 +66,16 @@ class WrappedOptimizer(Optimizer):
 
     # ----------------------------------------------------------------------------------------------------- training
 
-    @_disable_dynamo  # torch.compiler.disable, without importing the compiler before it is needed
     def _step(self, closure: Callable[[], Any] | None, samples: Any) -> Any:
-        """Make one base step, accelerated where it can change anything."""
+        """Make one base step, accelerated where it can change anything; one of many at rest costs next to nothing."""
+        driver = self._driver
+        if not driver.resting or not driver.agreed or not self._enabled or is_compiling() or global_hooks():
+            return self._accelerated_step(closure, samples)
+        driver.count_rest()
+        return driver.base.step() if closure is None else driver.base.step(closure)
+
+    @_disable_dynamo  # torch.compiler.disable, without importing the compiler before it is needed
+    def _accelerated_step(self, closure: Callable[[], Any] | None, samples: Any) -> Any:
         driver = self._driver
 
         def base_step(measure: Callable[[], bool] | None = None) -> tuple[Any, Any]:
@@ -76,8 +85,6 @@ class WrappedOptimizer(Optimizer):
 
         if not self._enabled:
             return base_step()[0]
-        if driver.agreed and driver.resting:
-            return driver.step(base_step)
         if all(group.get("lr") == 0 for group in driver.base.param_groups):
             return driver.idle(base_step)
         if space := Space.if_changed(driver.space, driver.base.param_groups, self.options.process_group, driver.shard):

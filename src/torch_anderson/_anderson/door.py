@@ -9,6 +9,7 @@ from typing import Any
 
 from torch.optim import Optimizer
 
+from .._calls import with_hooks
 from .._driver import Driver
 from .._optimizer import WrappedOptimizer
 from .._options import Options, choice, integer, invalid, process_group_or_none, real
@@ -156,6 +157,7 @@ class Anderson(WrappedOptimizer):
     def _make_driver(base: Optimizer, options: Any) -> Driver:
         return GradientDriver(base, options) if options.residual == "gradient" else StepDriver(base, options)
 
+    @with_hooks
     def step(  # type: ignore[override]
         self, closure: Callable[[], Any] | None = None, *, loss_fn: LossFn | None = None
     ) -> Any:

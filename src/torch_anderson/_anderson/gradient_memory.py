@@ -22,7 +22,7 @@ from .storage import Storage
 
 LOOK = 4
 """Gradients that are stored before the first jump, and after each rest: enough to tell noise."""
-FIRST_REST, LONGEST_REST = 4, 28
+FIRST_REST, LONGEST_REST = 4, 32
 """Base steps of the first rest, and of the longest: each is twice as long as the last, until jumps are accepted."""
 
 
@@ -92,9 +92,9 @@ class GradientMemory(Driver):
         self.residual = GradientResidual(self.base, space)
         self.point, self.gradient, self.plain = space.vector(), space.vector(), space.vector()
 
-    def clear(self) -> None:
+    def clear(self, zero: bool = True) -> None:
         """Start a new history, and look for noise before the next jump."""
-        self.history.clear()
+        self.history.clear(zero)
         self.gram = Gram(self.options.history_size)
         self.state.look, self.state.judged = LOOK, False
 

@@ -14,13 +14,14 @@ from __future__ import annotations
 import logging
 from collections.abc import Sequence
 from dataclasses import replace
-from math import hypot, inf, isfinite, sqrt
+from math import hypot, inf, sqrt
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from .._driver import BaseStep, JumpRefused, logger
+from .._calls import BaseStep, JumpRefused
+from .._driver import logger
 from .._records import JumpRecord
 from .._tensors.checkpoint import Entries
 from .gradient_memory import FIRST_REST, LONGEST_REST, GradientMemory
@@ -61,10 +62,15 @@ class GradientDriver(GradientMemory):
         """Whether the next step is the base's own."""
         return self.state.wait > 0
 
+    def count_rest(self) -> None:
+        """Count a step at rest; what was given for it is not needed."""
+        self.state.wait -= 1
+        self.ahead = None
+
     def step(self, base_step: BaseStep) -> Any:
         """Make one base step, then jump; or take the last jump back, which takes the place of the step."""
         if self.resting:
-            self.state.wait -= 1
+            self.count_rest()
             return base_step()[0]
         try:
             loss, _ = base_step(self.measure)
@@ -116,22 +122,21 @@ class GradientDriver(GradientMemory):
     @torch.no_grad()
     def jump(self, secants: Secants) -> None:
         """Jump to where the pairs expect the minimum, unless they are noise or show no way down."""
-        state = self.state
-        fitted, norm = secants.least_squares(), secants.gradient_norm
-        gain = sqrt(max(1 - fitted.fitted_sq / norm**2, 0.0)) if norm else 0.0
-        record = describe(state.k, norm, gain, fitted)
+        state, norm = self.state, secants.gradient_norm
         if norm == 0:
-            self.skip("converged", record)
+            self.skip("converged", secants)
         elif not state.judged and is_noise(secants):
-            self.skip("noisy", record)
+            self.skip("noisy", secants)
             self.rest()
         else:
             state.judged = True
+            fitted = secants.least_squares()
+            gain = sqrt(max(1 - fitted.fitted_sq / norm**2, 0.0))
             weights = secants.jump(fitted, gain)
             if weights is None:
-                self.skip("no_descent", record)
+                self.skip("no_descent", secants)
             else:
-                self.go(secants, weights, record)
+                self.go(secants, weights, describe(state.k, norm, gain, fitted))
 
     def go(self, secants: Secants, weights: list[float], record: JumpRecord) -> None:
         """Set the weights to the end of the jump; the plain point is kept until it is decided."""
@@ -199,24 +204,25 @@ class GradientDriver(GradientMemory):
         state = self.state
         self.space.write(self.plain, everything=True)
         state.radius = state.length / 2
+        if not secants.finite:
+            self.forget()
         if state.refusals > TOO_MANY:
             self.rest()
-        elif not secants.finite:
-            self.forget()
 
     def rest(self) -> None:
         """Leave the next steps to the base, then look again."""
         state = self.state
-        self.clear()
+        self.clear(zero=False)
         state.wait, state.rest = state.rest, min(2 * state.rest, LONGEST_REST)
         state.refusals, state.radius = TOO_MANY / 2, inf
 
     # ---------------------------------------------------------------------------------------------- reporting
 
-    def skip(self, cause: str, record: JumpRecord) -> None:
+    def skip(self, cause: str, secants: Secants) -> None:
         """Count and report a jump that was not attempted."""
         self.stats.counts[f"skipped_{cause}"] += 1
-        self.report(replace(record, cause=cause))
+        norm, pairs = secants.gradient_norm, len(secants.slots)
+        self.report(JumpRecord(self.state.k, norm, norm, 0, pairs, 0.0, cause=cause))
 
     def conclude(self, cause: str) -> None:
         """Count and report the end of an attempt."""
@@ -270,6 +276,4 @@ def is_noise(secants: Secants) -> bool:
 
 def describe(step: int, norm: float, gain: float, fitted: Coefficients) -> JumpRecord:
     """The record of a jump, before it is known how far it goes; residuals are gradients."""
-    if not isfinite(gain):
-        gain = 0.0
     return JumpRecord(step, norm, norm * gain, fitted.rank, len(fitted.values), hypot(*fitted.values))

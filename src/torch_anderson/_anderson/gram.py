@@ -151,11 +151,10 @@ class Gram:
             disturbed = others > 0
         else:
             products = own.tolist()
-        for row, new in zip(self.matrix, products, strict=True):
+        rows = wanted if len(products) == len(wanted) else range(len(self.matrix))
+        for i, new in zip(rows, products, strict=True):
             for j, value in zip(wanted, new, strict=True):
-                row[j] = value
-        for j, column in zip(wanted, zip(*products, strict=True), strict=True):
-            self.matrix[j] = list(column)
+                self.matrix[i][j] = self.matrix[j][i] = value
         return disturbed
 
     def _problem(self, slots: list[int], rates: list[float], regularization: float, disturbed: bool) -> Problem:

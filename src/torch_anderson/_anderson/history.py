@@ -73,8 +73,10 @@ class Rows:
         self.residual_diffs.zero_()
         self.point_diffs.zero_()
 
-    def products(self, wanted: Sequence[int], exact: bool) -> Tensor:
+    def products(self, wanted: Sequence[int], exact: bool, alone: bool) -> Tensor:
         """Inner products of all rows of Z with the ``wanted`` ones, over the columns that this rank multiplies.
+
+        ``alone``: of the wanted rows among themselves.
 
         Exact products are formed in float64: nearly collinear columns need it (in float32 the least-squares residual
         was up to 13 times the optimum at condition 1e6). Others are formed in the rows' type, chunk by chunk, and
@@ -84,7 +86,8 @@ class Rows:
         total: Tensor | None = None
         for z in self._chunks(exact):
             with full_precision(z.device):
-                part = (z @ (z if everything else self._chosen(z, wanted)).t()).double()
+                right = z if everything else self._chosen(z, wanted)
+                part = ((right if alone else z) @ right.t()).double()
             total = part if total is None else total.add_(part)
         assert total is not None
         return total if self.block.span_weight == 1 else total.mul_(self.block.span_weight)
@@ -175,23 +178,26 @@ class History:
         free, self.last_point = self.last_point, point
         return free
 
-    def clear(self) -> None:
-        """Forget every pair."""
+    def clear(self, zero: bool = True) -> None:
+        """Forget every pair. Rows that hold nothing but finite numbers need not be zeroed: 0 times them is 0."""
         self.pairs = self.fresh = 0
         self.rates = []
-        for rows in self.rows:
-            rows.clear()
+        if zero:
+            for rows in self.rows:
+                rows.clear()
 
     def new_products(self, exact: bool) -> tuple[list[int], Tensor]:
         """Inner products of all rows of Z with those that are new: fresh differences, and the last residual.
 
         Returns the positions of these rows in Z, and one column for each: sums over this rank's columns of all blocks.
+        If no other rows are in use, the columns have no other entries either.
         """
         fresh = self.newest_first[: self.fresh]
         wanted = [*fresh, self.size, *(self.size + 1 + slot for slot in fresh)]
         if len(fresh) == self.size:
             wanted.sort()  # all rows, as they are
-        parts = [rows.products(wanted, exact or rows.exact) for rows in self.rows]
+        alone = len(fresh) == self.held
+        parts = [rows.products(wanted, exact or rows.exact, alone) for rows in self.rows]
         self.fresh = 0
         total = parts[0] if len(parts) == 1 else torch.stack([part.to(parts[0].device) for part in parts]).sum(0)
         return wanted, total

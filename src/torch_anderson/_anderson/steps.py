@@ -17,7 +17,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .._driver import BaseStep, logger
+from .._calls import BaseStep
+from .._driver import logger
 from .._records import JumpRecord
 from .._tensors.checkpoint import Entries
 from .._tensors.evaluate import LossFn, evaluate

@@ -9,6 +9,7 @@ from typing import Any
 
 from torch.optim import Optimizer
 
+from .._calls import with_hooks
 from .._driver import Driver
 from .._optimizer import WrappedOptimizer
 from .._options import Options, choice, invalid, process_group_or_none, real
@@ -97,6 +98,7 @@ class GaussNewton(WrappedOptimizer):
     def _make_driver(base: Optimizer, options: Any) -> Driver:
         return GaussNewtonDriver(base, options)
 
+    @with_hooks
     def step(  # type: ignore[override]
         self, closure: Callable[[], Any] | None = None, *, outputs: OutputsFn | None = None
     ) -> Any:
