@@ -104,6 +104,8 @@ class Setting(NamedTuple):
 
 
 PLAIN = Setting()
+NEXT_TO_NOTHING = 1e-6
+"""A group whose share of the largest learning rate is not above this is not moved by jumps."""
 
 COUPLED = (
     *(torch.optim.SGD, torch.optim.Adam, torch.optim.Adagrad, torch.optim.Adadelta, torch.optim.RMSprop),
@@ -120,8 +122,8 @@ class GradientResidual:
     """The pair at w is (w, g), g the gradient of the function that the base descends: with coupled weight decay.
 
     Groups may have different learning rates. Both are then scaled, w / root and g root, as if all groups had the same
-    rate and the function were another one; so that a group that learns slowly is not moved far by a jump, and one
-    whose rate is 0 not at all.
+    rate and the function were another one: the metric is that of the base's steps. A group whose rate is 0, or next to
+    nothing, is not moved.
     """
 
     def __init__(self, base: Optimizer, space: Space):
@@ -155,7 +157,7 @@ class GradientResidual:
         decay = 0.0
         if isinstance(self._base, COUPLED) and not group.get("decoupled_weight_decay", False):
             decay = float(group.get("weight_decay") or 0.0) + float(group.get("lambd") or 0.0)
-        return Setting(bool(group.get("maximize")), decay, sqrt(share))
+        return Setting(bool(group.get("maximize")), decay, sqrt(share) if share > NEXT_TO_NOTHING else 0.0)
 
     def _adjust(self, point: Vector, gradient: Vector) -> None:
         for block, owners, w, g in zip(self._space.blocks, self._group_of, point, gradient, strict=True):
