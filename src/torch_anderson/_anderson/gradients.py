@@ -158,7 +158,7 @@ class GradientDriver(GradientMemory):
         self.write(weights)
         self.attempt(replace(record, step_ratio=length / state.norm))
         if self.options.safeguard is None:
-            self.conclude("")
+            self.accept()
 
     def write(self, weights: Sequence[float], everything: bool = False) -> None:
         """Set the weights to the last point minus a combination of rows."""
@@ -176,12 +176,7 @@ class GradientDriver(GradientMemory):
         state = self.state
         slope = secants.slope(state.reach)
         if slope <= FLATTER * state.slope and secants.gradient_norm <= STEEPER * state.norm:
-            state.refusals *= MEMORY
-            state.rest = FIRST_REST if state.refusals < CALM else state.rest
-            state.radius = GROWTH * state.length
-            state.proven += 1
-            self.forget_momentum()
-            self.conclude("")
+            self.accept()
             return True
         state.refusals = MEMORY * state.refusals + 1 - MEMORY
         record, tries = self.record, state.tries
@@ -191,6 +186,16 @@ class GradientDriver(GradientMemory):
         else:
             self.go_back(secants)
         return False
+
+    def accept(self) -> None:
+        """Let the jump stay."""
+        state = self.state
+        state.refusals *= MEMORY
+        state.rest = FIRST_REST if state.refusals < CALM else state.rest
+        state.radius = GROWTH * state.length
+        state.proven += 1
+        self.forget_momentum()
+        self.conclude("")
 
     def forget_momentum(self) -> None:
         """Zero the base's first moments: they belong to a way that was not taken, and would lead off the end of it."""
@@ -216,12 +221,11 @@ class GradientDriver(GradientMemory):
 
     def go_back(self, secants: Secants) -> None:
         """Return to the plain point, and rest if that was one refusal too many."""
-        state = self.state
         self.space.write(self.plain, everything=True)
-        state.radius = state.length / 2
+        self.state.radius = self.state.length / 2
         if not secants.finite:
             self.forget()
-        if state.refusals > TOO_MANY:
+        if self.state.refusals > TOO_MANY:
             self.rest()
 
     def rest(self) -> None:
