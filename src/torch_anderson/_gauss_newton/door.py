@@ -15,9 +15,10 @@ from .._options import Options, choice, invalid, process_group_or_none, real
 from .driver import GaussNewtonDriver
 from .objective import Closure, Objective
 from .outputs import Loss, OutputsFn
+from .tangent import TangentDriver
 
 LOSSES = ("residual", "mse", "cross_entropy")
-DIRECTIONS = ("history",)
+DIRECTIONS = ("auto", "tangent", "history")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -57,7 +58,8 @@ class GaussNewton(WrappedOptimizer):
         loss: how the loss follows from ``outputs``. ``"residual"``: one tensor or several that are to become zero,
             whose means of squares add up; ``"mse"`` of (predictions, targets); ``"cross_entropy"`` of (logits,
             classes); or a convex, twice differentiable function of (predictions, ...) that gives a mean over samples.
-        directions: ``"history"``, what training has shown.
+        directions: ``"tangent"``, the rows of the Jacobian of an ``Objective``'s residuals; ``"history"``, what training
+            has shown; ``"auto"`` is the first with an ``Objective`` and the second with ``outputs``.
         budget: share of the cost that jumps may take at first; it grows to twice that while they gain more than base
             steps do, and falls while they do not.
         forward_cost: cost of a forward pass without graph, in gradients.
@@ -83,7 +85,7 @@ class GaussNewton(WrappedOptimizer):
         base: Optimizer,
         *,
         loss: Loss = "residual",
-        directions: str = "history",
+        directions: str = "auto",
         budget: float = 0.3,
         forward_cost: float = 1 / 3,
         process_group: Any = None,
@@ -95,7 +97,7 @@ class GaussNewton(WrappedOptimizer):
 
     @staticmethod
     def _make_driver(base: Optimizer, options: Any) -> Driver:
-        return GaussNewtonDriver(base, options)
+        return TangentDriver(base, options) if options.directions == "tangent" else GaussNewtonDriver(base, options)
 
     def step(  # type: ignore[override]
         self, closure: Callable[[], Any] | None = None, *, outputs: OutputsFn | None = None
@@ -109,9 +111,10 @@ class GaussNewton(WrappedOptimizer):
                 forward pass at the present weights.
         """
         if isinstance(closure, Objective):
-            closure = closure.draw()
+            closure = closure.bind()
         if isinstance(closure, Closure) and outputs is None:
-            outputs = closure
+            self._driver.ahead = self._checked(closure)
+            return self._step(closure, None)
         return self._step(closure, self._checked(outputs))
 
     def set_batch(self, *, outputs: OutputsFn | None = None) -> None:
@@ -122,12 +125,21 @@ class GaussNewton(WrappedOptimizer):
         if isinstance(outputs, Closure):
             if self.options.loss != "residual":
                 raise ValueError(f"Invalid loss: {self.options.loss!r}. Allowed: 'residual' with an Objective.")
-            return outputs.residuals
+            self._choose(tangent=True)
+            return outputs if isinstance(self._driver, TangentDriver) else outputs.residuals
         if isinstance(outputs, Objective):
-            return self._checked(outputs.draw())
+            return self._checked(outputs.bind())
         if outputs is not None and not callable(outputs):
             raise TypeError(
                 f"Invalid outputs: {type(outputs).__name__}. Allowed: a function without arguments that evaluates the "
                 "model at the present weights, e.g. step(outputs=lambda: (model(x), y))."
             )
         return outputs
+
+    def _choose(self, tangent: bool) -> None:
+        """Settle what "auto" stands for, at the first step or when a checkpoint is loaded."""
+        if self.options.directions == "auto" and not self._driver.entered:
+            kind = TangentDriver if tangent else GaussNewtonDriver
+            hooks, ahead = self._driver.hooks, self._driver.ahead
+            self._driver = kind(self.base, self.options)
+            self._driver.hooks, self._driver.ahead = hooks, ahead

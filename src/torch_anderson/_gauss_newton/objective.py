@@ -11,9 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from .._options import integer, invalid, real
-
-Samples = tuple[Tensor, ...]
-"""Samples of one term: tensors whose first dimension counts them."""
+from .population import Retained, Samples, shuffled
 
 ADVICE = (
     "In the term {name!r}. Its function gets u and one sample, and is evaluated for all samples at once with "
@@ -34,6 +32,8 @@ class Term:
             whose first dimension counts samples.
         count: number of samples to draw; only with a function.
         weight: factor of the term in the loss.
+        retain: whether samples whose residual is above the mean stay for the next evaluation, while the others are
+            drawn anew; only with a function.
 
     >>> Term(lambda u, point: u(point), torch.zeros(10, 2), count=5)
     Traceback (most recent call last):
@@ -45,6 +45,7 @@ class Term:
     _: KW_ONLY
     count: int | None = None
     weight: float = 1.0
+    retain: bool = True
 
     def __post_init__(self) -> None:
         if not callable(self.function):
@@ -58,12 +59,21 @@ class Term:
         else:
             object.__setattr__(self, "samples", checked_samples("samples", self.samples))
 
-    def draw(self, name: str) -> Samples:
+    @property
+    def fixed(self) -> bool:
+        """Whether the samples are given once for all."""
+        return not callable(self.samples)
+
+    def draw(self, name: str, count: int | None = None) -> Samples:
         """The samples for one evaluation."""
         if not callable(self.samples):
             return self.samples  # type: ignore[return-value]
-        assert self.count is not None
-        return checked_samples(f"what the sampler of {name!r} returned", self.samples(self.count), self.count)
+        count = count or self.count
+        return checked_samples(f"what the sampler of {name!r} returned", self.samples(count), count)  # type: ignore[arg-type]
+
+    def residuals(self, name: str, u: Callable[..., Tensor], sample: Samples) -> tuple[Tensor, ...]:
+        """The residuals at one sample."""
+        return _tensors(name, self.function(u, *sample))
 
 
 class Objective:
@@ -108,36 +118,99 @@ class Objective:
         self.terms = terms
         self.checked = False
         """Whether all residuals were found to be finite and to depend on the weights."""
+        self.retained: dict[str, Retained] = {}
+        """Samples of the last evaluation, by the names of terms."""
+        self.at: Tensor | None = None
+        """The weights for which retained residuals hold."""
 
     def __call__(self, **samples: Any) -> Any:
         """Zero the gradients, draw samples, compute the loss, go backward; or make a closure for given samples."""
-        return self.draw(**samples) if samples else self.draw()()
+        return self.bind(**samples) if samples else self.bind()()
 
-    def draw(self, **given: Any) -> Closure:
-        """Make a closure for samples that stay: those given by the names of terms, others drawn now."""
+    def bind(self, **given: Any) -> Closure:
+        """Make a closure for samples given by the names of terms; others are drawn when it is first called."""
         for name in given:
             if name not in self.terms:
                 raise TypeError(f"Invalid term {name!r}. Allowed: {', '.join(map(repr, self.terms))}.")
-        return Closure(
-            self,
-            {
-                name: checked_samples(f"samples of {name!r}", given[name]) if name in given else term.draw(name)
-                for name, term in self.terms.items()
-            },
-        )
+        return Closure(self, {name: checked_samples(f"samples of {name!r}", x) for name, x in given.items()})
+
+    def draw(self, **given: Any) -> Closure:
+        """Make a closure for samples that stay: those given by the names of terms, others drawn now."""
+        closure = self.bind(**given)
+        closure.draw()
+        return closure
 
     def u(self, *point: Tensor) -> Tensor:
         """The model at one point."""
-        found = self.model(*(x.unsqueeze(0) for x in point)).squeeze(0)
-        return found.reshape(()) if found.numel() == 1 else found
+        return at_point(self.model, *point)
+
+    @property
+    def module(self) -> nn.Module:
+        """The model without the wrapper that trains it on several ranks."""
+        return self.model.module if isinstance(self.model, nn.parallel.DistributedDataParallel) else self.model
+
+    def drawn(self, name: str, count: int | None = None) -> tuple[Samples, Tensor | None]:
+        """New samples of a term, among which those with large residuals stay; and residuals where they are known."""
+        term, kept = self.terms[name], self.retained.get(name)
+        samples = term.draw(name, count)
+        if kept is None or not kept.fits(samples):
+            return samples, None
+        if term.fixed:
+            return kept.samples, kept.values
+        return kept.renew(samples) if term.retain else (samples, None)
+
+    def population(
+        self, counts: Mapping[str, int], given: Mapping[str, Samples], at: Tensor
+    ) -> tuple[dict[str, Samples], dict[str, Tensor | None]]:
+        """Samples of all terms in random order, and their residuals at these weights where they are known."""
+        samples: dict[str, Samples] = {}
+        values: dict[str, Tensor | None] = {}
+        known = self.at is not None and torch.equal(self.at, at)
+        for name in self.terms:
+            found = (given[name], None) if name in given else self.drawn(name, counts[name])
+            samples[name], values[name] = shuffled(found[0], found[1] if known else None)
+        return samples, values
+
+    def retain(self, samples: Mapping[str, Samples], values: Mapping[str, Tensor], at: Tensor) -> None:
+        """Remember samples for the next evaluation, with their residuals (k, p) at these weights."""
+        self.at = at
+        for name, found in values.items():
+            self.retained[name] = Retained(samples[name], torch.linalg.vector_norm(found, dim=1), found)
+
+    def state_dict(self) -> dict[str, Any]:
+        """The samples that are retained: with the model's and the optimizer's, all that a run needs to go on.
+
+        The samplers' random numbers are the caller's: save ``torch.get_rng_state()`` or the generators in use.
+        """
+        return {"at": self.at, "retained": {name: kept.state_dict() for name, kept in self.retained.items()}}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Go on with the samples of a checkpoint."""
+        if unknown := set(state_dict["retained"]) - set(self.terms):
+            raise ValueError(f"The checkpoint is of another objective: it has terms {sorted(unknown)}.")
+        self.at = state_dict["at"]
+        self.retained = {name: Retained.from_state_dict(kept) for name, kept in state_dict["retained"].items()}
 
 
 class Closure:
     """An objective on samples that stay: a closure for any optimizer."""
 
-    def __init__(self, objective: Objective, samples: Mapping[str, Samples]):
+    def __init__(self, objective: Objective, given: Mapping[str, Samples]):
         self.objective = objective
-        self.samples = samples
+        self.given = given
+        self._drawn: dict[str, Samples] | None = None
+
+    @property
+    def bound(self) -> dict[str, Samples]:
+        """The samples that are known by now."""
+        return {**self.given, **(self._drawn or {})}
+
+    def draw(self) -> Mapping[str, Samples]:
+        """The samples of all terms; those that were not given are drawn once."""
+        if self._drawn is None:
+            terms = self.objective.terms
+            self._drawn = {name: self.objective.drawn(name)[0] for name in terms if name not in self.given}
+        return self.bound
 
     def __call__(self) -> Tensor:
         """Zero the gradients of the model, compute the loss, go backward; returns the loss."""
@@ -149,38 +222,48 @@ class Closure:
 
     def loss(self) -> Tensor:
         """The loss, with its graph."""
-        objective = self.objective
+        objective, samples = self.objective, self.draw()
         losses = []
         for name, term in objective.terms.items():
             found = self._evaluated(name)
             if not objective.checked:
                 _check_first(name, found, objective.model)
-            count = len(self.samples[name][0])
-            losses += [term.weight / count * _real(tensor).square().sum() for tensor in found]
+            squares = [_real(tensor).square().reshape(len(tensor), -1).sum(1) for tensor in found]
+            losses += [term.weight / len(tensor) * tensor.sum() for tensor in squares]
+            if term.retain and not term.fixed and name not in self.given:
+                sizes = torch.stack([tensor.detach() for tensor in squares]).sum(0).sqrt()
+                objective.retained[name] = Retained(samples[name], sizes)
         objective.checked = True
         return torch.stack([loss.to(losses[0].device) for loss in losses]).sum()
 
     @torch.no_grad()
     def residuals(self) -> list[Tensor]:
         """The residuals, scaled such that their means of squares add up to the loss; one forward pass, no graph."""
+        samples = self.draw()
         scaled = []
         for name, term in self.objective.terms.items():
-            count = len(self.samples[name][0])
+            count = len(samples[name][0])
             scaled += [tensor * sqrt(term.weight * tensor.numel() / count) for tensor in self._evaluated(name)]
         return scaled
 
     def _evaluated(self, name: str) -> tuple[Tensor, ...]:
         """The residuals of a term at all samples."""
-        objective, function = self.objective, self.objective.terms[name].function
+        objective, term = self.objective, self.objective.terms[name]
 
         def residual(*sample: Tensor) -> tuple[Tensor, ...]:
-            return _tensors(name, function(objective.u, *sample))
+            return term.residuals(name, objective.u, sample)
 
         try:
-            return torch.vmap(residual, randomness="different")(*self.samples[name])  # type: ignore[no-any-return]
+            return torch.vmap(residual, randomness="different")(*self.draw()[name])  # type: ignore[no-any-return]
         except Exception as problem:
             problem.add_note(ADVICE.format(name=name))
             raise
+
+
+def at_point(model: nn.Module, *point: Tensor) -> Tensor:
+    """The model at one point: called with a batch of one; a single output is a scalar."""
+    found = model(*(x.unsqueeze(0) for x in point)).squeeze(0)
+    return found.reshape(()) if found.numel() == 1 else found
 
 
 def checked_samples(what: str, found: Any, count: int | None = None) -> Samples:
