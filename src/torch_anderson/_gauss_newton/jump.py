@@ -9,7 +9,7 @@ from torch import Tensor
 
 from .._ranks.ranks import Ranks
 from .batch import Batch
-from .normal import Normal
+from .normal import Memory, Normal
 from .outputs import Unusable, agreeing
 from .residuals import Residuals, Values
 from .search import Path, Trial
@@ -65,8 +65,8 @@ def measure(
         found = residuals.rows(weights, batch.first(), batch.weigh(), rows)
         values = _completed(residuals, batch, weights, known, found)
         vector, right = batch.vector(values), batch.vector(found)
-        if not vector.isfinite().all() or not rows.isfinite().all():
-            raise Unusable("nonfinite_outputs", "residuals or their derivatives are not finite")
+        if not vector.isfinite().all():
+            raise Unusable("nonfinite_outputs", "residuals are not finite")
     loss, *losses = ranks.mean(torch.cat([(vector @ vector).double().cpu()[None], batch.losses(values)]))
     return Model(residuals, batch, ranks, weights, values, rows, right, float(loss), torch.stack(losses))
 
@@ -88,9 +88,9 @@ def _completed(
     return values
 
 
-def fit(model: Model, before: Tensor, damping: float, length: float) -> Move:
+def fit(model: Model, before: Tensor, damping: float, length: float, memory: Memory) -> Move:
     """The jump with momentum, and its bend from one more evaluation of the fitted samples."""
-    normal = Normal(model.rows, damping, model.ranks)
+    normal = Normal(model.rows, damping, model.ranks, memory)
     jump = MOMENTUM * before + normal.solve(model.right - MOMENTUM * (model.rows @ before))
     slope = model.rows @ jump
     h = PROBE * length

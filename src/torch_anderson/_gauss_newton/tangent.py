@@ -31,6 +31,7 @@ from .._tensors.members import shaped_like
 from .batch import Batch, plan
 from .control import fall
 from .jump import Model, Move, fit, measure, path
+from .normal import Memory
 from .objective import Closure, Objective
 from .outputs import Unusable, agreeing
 from .population import Samples
@@ -113,7 +114,8 @@ class TangentDriver(Driver):
         state, residuals = self.state, self.prepared(objective, bound)
         model = self.measured(residuals, bound)
         blocks = max(1, round(state.blocks))
-        move = fit(model, self.gathered(self.momentum), state.damping(float(model.losses[0]), blocks), state.length)
+        damping = state.damping(float(model.losses[0]), blocks)
+        move = fit(model, self.gathered(self.momentum), damping, state.length, self.memory)
         found = search(path(model, move), state.length, state.longer)
         accepted = self.decide(model, move, found)
         self.record(model, move, accepted)
@@ -168,7 +170,8 @@ class TangentDriver(Driver):
         if self.state.since:
             here = self.better(residuals, batch, here)
             known = dict.fromkeys(known)
-        rows = self.room(sum(residuals.terms[name].size * k for name, k in counts.fitted.items()), residuals.n)
+        count = sum(residuals.terms[name].size * fitted for name, fitted in counts.fitted.items())
+        rows = self.memory.matrix("rows", count, residuals.n, self.space.blocks[0].device)
         model = measure(residuals, batch, self.space.ranks, here, known, rows)
         if self.state.jumps % RECHECK == RECHECK - 1 and residuals.changed(here, samples, model.values):
             residuals.prepare(here, batch.first())
@@ -200,12 +203,6 @@ class TangentDriver(Driver):
             return last
         self.scatter(torch.zeros_like(now), self.momentum)
         return now
-
-    def room(self, rows: int, columns: int) -> Tensor:
-        """Memory for rows, used again by the next jump."""
-        if self.memory is None or self.memory.shape != (rows, columns):
-            self.memory = torch.empty(rows, columns, dtype=torch.float64, device=self.space.blocks[0].device)
-        return self.memory
 
     def falls(self, model: Model, found: Found) -> tuple[float, float, float]:
         """Falls of log(loss) on fitted samples, on unseen ones, and on those that tell what the jump was worth."""
@@ -286,7 +283,7 @@ class TangentDriver(Driver):
             )
         self.momentum = [vector.double() for vector in space.vector()]
         self.weights = [vector.double() for vector in space.vector()]
-        self.memory: Tensor | None = None
+        self.memory = Memory()
         self.residuals = None
 
     def saved(self) -> Saved:

@@ -27,6 +27,8 @@ SMOOTHING = 0.85
 """Smoothing of gains for a unit of cost."""
 MORE, LESS, LEAST_SHARE = 1.25, 1.5, 0.02
 """Factors by which the share of jumps in the cost grows and shrinks while the base competes, and its least value."""
+PATIENCE = 0.2
+"""Jumps may gain this part of what base steps gain for the same cost: a first base step gains more than the next ones."""
 LONGEST_WAIT = 500
 """Most base steps between two jumps that cannot be tried."""
 ROWS_COST = 2.0
@@ -106,7 +108,7 @@ class TangentState:
         """Enter a jump, and decide how many base steps to make before the next: none as long as jumps gain more."""
         self.jump_rate += (1 - SMOOTHING) * (gain / cost - self.jump_rate)
         self.since = 0
-        if self.base_rate <= max(self.jump_rate, 0.0):
+        if PATIENCE * self.base_rate <= max(self.jump_rate, 0.0):
             self.share, self.wait = max(budget, min(self.share * MORE, 0.9)), 0
             return
         self.share = max(self.share / LESS, LEAST_SHARE)
