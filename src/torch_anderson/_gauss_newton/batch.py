@@ -1,4 +1,4 @@
-"""The samples of one jump: how many of each term are fitted, and how many it is judged by."""
+"""The samples of one jump: how many of each term are fitted, how many it is judged by, and their loss."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from math import sqrt
 import torch
 from torch import Tensor
 
-from .objective import Term
+from .misfit import Convex, Squares
 from .population import Samples
-from .residuals import Residuals, Values, unweighted
-from .trace import Weigh
+from .residuals import Residuals, Values
+from .term import Term
 
 ROWS = 500
 """Rows that the first jump fits, if there are as many."""
@@ -38,7 +38,7 @@ def plan(residuals: Residuals, given: Mapping[str, Samples], blocks: int, most_r
     there = {name: _available(term, given.get(name)) for name, term in terms.items()}
     share = {name: GIVEN if name in given else FIXED if term.fixed else DRAWN for name, term in terms.items()}
     rows = sum(share[name] * there[name] * max(residuals.terms[name].size, 1) for name in terms)
-    first = min(1.0, ROWS / rows)
+    first = min(1.0, ROWS / rows, most_rows / rows)
     fitted, total = {}, {}
     for name, term in terms.items():
         block = max(1, round(first * share[name] * there[name]))
@@ -56,38 +56,54 @@ def _available(term: Term, given: Samples | None) -> int:
 
 @dataclass
 class Batch:
-    """Samples of all terms; the first of each are fitted. Residuals (samples, p) are given by the names of terms."""
+    """Samples of all terms; the first of each are fitted. Outputs (samples, p) are given by the names of terms."""
 
     samples: dict[str, Samples]
     fitted: dict[str, int]
     weights: dict[str, float]
     """Factors of the terms in the loss."""
+    misfits: dict[str, Squares | Convex]
 
     def first(self) -> dict[str, Samples]:
         """The samples that are fitted."""
         return {name: tuple(x[: self.fitted[name]] for x in samples) for name, samples in self.samples.items()}
 
     def seen(self, values: Values) -> Values:
-        """The residuals of fitted samples."""
+        """The outputs of fitted samples."""
         return {name: found[: self.fitted[name]] for name, found in values.items()}
 
-    def unseen(self, values: Values) -> Values:
-        """The residuals of samples that are not fitted, of terms that have such."""
-        return {name: found[self.fitted[name] :] for name, found in values.items() if len(found) > self.fitted[name]}
-
-    def vector(self, values: Values) -> Tensor:
-        """All residuals, scaled such that their squares add up to the loss."""
-        return torch.cat([sqrt(self.weights[name] / len(found)) * found.reshape(-1) for name, found in values.items()])
+    def sizes(self, values: Values) -> Values:
+        """Sizes of residuals, sample by sample; the root of the loss if that is not a square."""
+        return {name: self.misfits[name].each(outputs).clamp_min(0).sqrt() for name, outputs in values.items()}
 
     def losses(self, values: Values) -> Tensor:
-        """The loss of fitted samples, and that of others."""
-        parts = [self.vector(part) if part else torch.zeros(1) for part in (self.seen(values), self.unseen(values))]
-        return torch.stack([(part @ part).double().cpu() for part in parts])
+        """The loss of all samples, of fitted ones, and of the others (0 if there are none); on the host."""
+        found = torch.zeros(3, dtype=torch.float64)
+        for name, outputs in values.items():
+            each, fitted = self.misfits[name].each(outputs), self.fitted[name]
+            parts = each, each[:fitted], each[fitted:]
+            found += self.weights[name] * torch.stack([x.sum() / max(len(x), 1) for x in parts]).double().cpu()
+        return found
 
-    def weigh(self) -> dict[str, Weigh]:
-        """Weights of the residuals in the rows, scaled as in ``vector``."""
-        return {name: _scaled(sqrt(self.weights[name] / count)) for name, count in self.fitted.items()}
+    def along(self, start: Values, slope: Values, bend: Values, lengths: Tensor) -> Tensor:
+        """The loss of all samples for outputs on parabolas, at each length."""
+        found = torch.zeros_like(lengths)
+        for name, misfit in self.misfits.items():
+            factor = self.weights[name] / len(start[name])
+            found += factor * misfit.along(start[name], slope[name], bend[name], lengths)
+        return found
+
+    def expand(self, seen: Values) -> tuple[Tensor, Values]:
+        """r of the fitted samples, and by term the weights of outputs in it, such that the loss is |r|^2 nearby."""
+        right, weights = [], {}
+        for name, outputs in seen.items():
+            r, sums = self.misfits[name][: self.fitted[name]].expand(outputs)
+            scale = sqrt(self.weights[name] / self.fitted[name])
+            right.append(scale * r.reshape(-1))
+            weights[name] = scale * sums
+        return torch.cat(right), weights
 
 
-def _scaled(factor: float) -> Weigh:
-    return lambda values: factor * unweighted(values)
+def weighted(weights: Values, outputs: Values) -> Tensor:
+    """Weighted sums of outputs, as one vector in the order of the rows."""
+    return torch.cat([torch.einsum("jkp,kp->kj", weights[name], outputs[name]).reshape(-1) for name in weights])

@@ -58,8 +58,8 @@ class GaussNewton(WrappedOptimizer):
         loss: how the loss follows from ``outputs``. ``"residual"``: one tensor or several that are to become zero,
             whose means of squares add up; ``"mse"`` of (predictions, targets); ``"cross_entropy"`` of (logits,
             classes); or a convex, twice differentiable function of (predictions, ...) that gives a mean over samples.
-        directions: ``"tangent"``, the rows of the Jacobian of an ``Objective``'s residuals; ``"history"``, what training
-            has shown; ``"auto"`` is the first with an ``Objective`` and the second with ``outputs``.
+        directions: ``"tangent"``, the rows of the Jacobian of an ``Objective``'s residuals; ``"history"``, what
+            training has shown; ``"auto"`` is the first with an ``Objective`` and the second with ``outputs``.
         budget: share of the cost that jumps may take at first; it grows to twice that while they gain more than base
             steps do, and falls while they do not.
         forward_cost: cost of a forward pass without graph, in gradients.

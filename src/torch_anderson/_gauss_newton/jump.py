@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from .._ranks.ranks import Ranks
-from .batch import Batch
+from .batch import Batch, weighted
 from .normal import Memory, Normal
 from .outputs import Unusable, agreeing
 from .residuals import Residuals, Values
@@ -24,22 +24,28 @@ MOST_BEND = 0.75
 
 @dataclass
 class Model:
-    """The residuals of a batch to first order around the present weights."""
+    """The outputs of a batch to first order around the present weights, and the loss to second order."""
 
     residuals: Residuals
     batch: Batch
     ranks: Ranks
     weights: Tensor
     values: Values
-    """Residuals of all samples."""
+    """Outputs of all samples."""
     rows: Tensor
     """J: rows of the fitted samples."""
     right: Tensor
-    """r: their residuals, scaled as the rows are."""
+    """r, such that the loss of the fitted samples is |r + J dw|^2 nearby, up to a constant."""
+    sums: Values
+    """Weights of outputs in r."""
     loss: float
     """Of all samples."""
-    losses: Tensor
-    """Of fitted samples, and of the others."""
+    fitted: float
+    """Of fitted samples."""
+    unseen: float
+    """Of the others; 0 if there are none."""
+    square: float
+    """|r|^2 over all ranks."""
 
 
 @dataclass
@@ -60,28 +66,25 @@ class Move:
 def measure(
     residuals: Residuals, batch: Batch, ranks: Ranks, weights: Tensor, known: dict[str, Tensor | None], rows: Tensor
 ) -> Model:
-    """Evaluate rows of fitted samples, and residuals where they are not known."""
+    """Evaluate outputs where they are not known, and rows of fitted samples."""
     with agreeing(ranks):
-        found = residuals.rows(weights, batch.first(), batch.weigh(), rows)
-        values = _completed(residuals, batch, weights, known, found)
-        vector, right = batch.vector(values), batch.vector(found)
-        if not vector.isfinite().all():
+        values = _completed(residuals, batch, weights, known)
+        right, sums = batch.expand(batch.seen(values))
+        if not all(x.isfinite().all() for x in (right, *values.values())):
             raise Unusable("nonfinite_outputs", "residuals are not finite")
-    loss, *losses = ranks.mean(torch.cat([(vector @ vector).double().cpu()[None], batch.losses(values)]))
-    return Model(residuals, batch, ranks, weights, values, rows, right, float(loss), torch.stack(losses))
+        residuals.rows(weights, batch.first(), sums, rows)
+        losses = batch.losses(values)
+    found = ranks.mean(torch.cat([losses, (right @ right).double().cpu()[None]])).tolist()
+    return Model(residuals, batch, ranks, weights, values, rows, right, sums, *found)
 
 
-def _completed(
-    residuals: Residuals, batch: Batch, weights: Tensor, known: dict[str, Tensor | None], found: Values
-) -> Values:
-    """The residuals of all samples: of fitted ones, those that are known, and others, which are evaluated."""
-    values = {}
+def _completed(residuals: Residuals, batch: Batch, weights: Tensor, known: dict[str, Tensor | None]) -> Values:
+    """The outputs of all samples: those that are known, and others, which are evaluated."""
+    values, missing = {}, {}
     for name, samples in batch.samples.items():
-        shape = len(samples[0]), found[name].shape[1]
-        before = known[name]
-        values[name] = found[name].new_full(shape, torch.nan) if before is None else before
-        values[name][: len(found[name])] = found[name]
-    missing = {name: value.isnan().any(1).nonzero()[:, 0] for name, value in values.items()}
+        found, shape = known[name], (len(samples[0]), residuals.terms[name].size)
+        values[name] = weights.new_full(shape, torch.nan) if found is None else found
+        missing[name] = values[name].isnan().any(1).nonzero()[:, 0]
     fresh = {name: tuple(x[i] for x in batch.samples[name]) for name, i in missing.items()}
     for name, value in residuals.values(weights, fresh).items():
         values[name][missing[name]] = value
@@ -94,13 +97,16 @@ def fit(model: Model, before: Tensor, damping: float, length: float, memory: Mem
     jump = MOMENTUM * before + normal.solve(model.right - MOMENTUM * (model.rows @ before))
     slope = model.rows @ jump
     h = PROBE * length
-    there = model.batch.vector(model.residuals.values(model.weights - h * jump, model.batch.first()))
-    bend = normal.solve(2 / h**2 * (there - model.right + h * slope))
+    there = model.residuals.values(model.weights - h * jump, model.batch.first())
+    seen = model.batch.seen(model.values)
+    change = weighted(model.sums, {name: there[name] - seen[name] for name in seen})
+    bend = normal.solve(2 / h**2 * (change + h * slope))
     size, most = float(bend.norm()) * length / 2, MOST_BEND * float(jump.norm())
     if not size <= most:
         bend = bend * (most / size) if size < torch.inf else torch.zeros_like(bend)
     left = model.right - slope
-    return Move(jump, bend, normal.damping, float(model.ranks.mean(left @ left)))
+    promised = model.fitted - model.square + float(model.ranks.mean(left @ left))
+    return Move(jump, bend, normal.damping, promised)
 
 
 def path(model: Model, move: Move) -> Path:
@@ -110,5 +116,10 @@ def path(model: Model, move: Move) -> Path:
         with agreeing(model.ranks):
             return model.residuals.values(move.end(model.weights, length), model.batch.samples)
 
-    start = Trial(0.0, model.loss, model.values, model.batch.vector(model.values))
-    return Path(evaluate, model.batch.vector, model.ranks.mean, start)
+    def loss(values: Values) -> float:
+        return float(model.ranks.mean(model.batch.losses(values)[:1]))
+
+    def along(start: Values, slope: Values, bend: Values, lengths: Tensor) -> Tensor:
+        return model.ranks.mean(model.batch.along(start, slope, bend, lengths))
+
+    return Path(evaluate, loss, along, Trial(0.0, model.loss, model.values))

@@ -1,6 +1,6 @@
 """Damped normal equations: S b = J'(J J' + damping)^-1 b, with one Cholesky factor for all b.
 
-On several ranks J has the rows of all of them, one rank's after the other's, divided by the square root of their number.
+On several ranks J has the rows of all of them, divided by the square root of the number of ranks.
 """
 
 from __future__ import annotations

@@ -1,79 +1,16 @@
-"""``Objective`` and ``Term``: a loss as means of squared residuals of single samples, and where samples come from."""
+"""``Objective``: a loss as means over samples, and a closure for any optimizer."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from dataclasses import KW_ONLY, dataclass
-from math import isfinite, sqrt
+from collections.abc import Mapping
+from math import sqrt
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from .._options import integer, invalid, real
 from .population import Retained, Samples, shuffled
-
-ADVICE = (
-    "In the term {name!r}. Its function gets u and one sample, and is evaluated for all samples at once with "
-    "torch.vmap: differentiate with torch.func (grad, jvp, jacrev, hessian) instead of torch.autograd.grad, choose "
-    "with torch.where instead of if, and do not convert tensors to numbers."
-)
-
-
-@dataclass(frozen=True, eq=False)
-class Term:
-    """A term of an ``Objective``: weight times the mean over samples of the sum of squared residuals.
-
-    Args:
-        function: the residual at one sample, ``function(u, sample)``; returns a tensor, or a tuple or dictionary of
-            tensors. ``u`` is the model as a function of one point. A sampler that gives several tensors hands one row
-            of each to the function, ``function(u, point, value)``.
-        samples: a function that draws a given number of samples, or the samples: a tensor or a tuple of tensors
-            whose first dimension counts samples.
-        count: number of samples to draw; only with a function.
-        weight: factor of the term in the loss.
-        retain: whether samples whose residual is above the mean stay for the next evaluation, while the others are
-            drawn anew; only with a function.
-
-    >>> Term(lambda u, point: u(point), torch.zeros(10, 2), count=5)
-    Traceback (most recent call last):
-    ValueError: Invalid count: 5. Allowed: None for samples that are given.
-    """
-
-    function: Callable[..., Any]
-    samples: Callable[[int], Any] | Tensor | Samples
-    _: KW_ONLY
-    count: int | None = None
-    weight: float = 1.0
-    retain: bool = True
-
-    def __post_init__(self) -> None:
-        if not callable(self.function):
-            raise TypeError(f"Invalid function: {self.function!r}. Allowed: a function of u and one sample.")
-        weight = real("weight", self.weight, lambda x: x > 0 and isfinite(x), "a finite number above 0")
-        object.__setattr__(self, "weight", weight)
-        if callable(self.samples):
-            object.__setattr__(self, "count", integer("count", self.count, 1))
-        elif self.count is not None:
-            raise invalid("count", self.count, "None for samples that are given")
-        else:
-            object.__setattr__(self, "samples", checked_samples("samples", self.samples))
-
-    @property
-    def fixed(self) -> bool:
-        """Whether the samples are given once for all."""
-        return not callable(self.samples)
-
-    def draw(self, name: str, count: int | None = None) -> Samples:
-        """The samples for one evaluation."""
-        if not callable(self.samples):
-            return self.samples  # type: ignore[return-value]
-        count = count or self.count
-        return checked_samples(f"what the sampler of {name!r} returned", self.samples(count), count)  # type: ignore[arg-type]
-
-    def residuals(self, name: str, u: Callable[..., Tensor], sample: Samples) -> tuple[Tensor, ...]:
-        """The residuals at one sample."""
-        return _tensors(name, self.function(u, *sample))
+from .term import ADVICE, Term, checked_samples
 
 
 class Objective:
@@ -171,11 +108,12 @@ class Objective:
             samples[name], values[name] = shuffled(found[0], found[1] if known else None)
         return samples, values
 
-    def retain(self, samples: Mapping[str, Samples], values: Mapping[str, Tensor], at: Tensor) -> None:
-        """Remember samples for the next evaluation, with their residuals (k, p) at these weights."""
+    def retain(
+        self, samples: Mapping[str, Samples], values: Mapping[str, Tensor], sizes: Mapping[str, Tensor], at: Tensor
+    ) -> None:
+        """Remember samples for the next evaluation: their outputs (k, p) at these weights, and sizes of residuals."""
         self.at = at
-        for name, found in values.items():
-            self.retained[name] = Retained(samples[name], torch.linalg.vector_norm(found, dim=1), found)
+        self.retained = {name: Retained(samples[name], sizes[name], found) for name, found in values.items()}
 
     def state_dict(self) -> dict[str, Any]:
         """The samples that are retained: with the model's and the optimizer's, all that a run needs to go on.
@@ -227,12 +165,11 @@ class Closure:
         for name, term in objective.terms.items():
             found = self._evaluated(name)
             if not objective.checked:
-                _check_first(name, found, objective.model)
-            squares = [_real(tensor).square().reshape(len(tensor), -1).sum(1) for tensor in found]
-            losses += [term.weight / len(tensor) * tensor.sum() for tensor in squares]
+                _check_first(name, found if term.loss is None else found[:1], objective.model)
+            each = term.each(found)
+            losses.append(term.weight * each.mean())
             if term.retain and not term.fixed and name not in self.given:
-                sizes = torch.stack([tensor.detach() for tensor in squares]).sum(0).sqrt()
-                objective.retained[name] = Retained(samples[name], sizes)
+                objective.retained[name] = Retained(samples[name], each.detach().clamp_min(0).sqrt())
         objective.checked = True
         return torch.stack([loss.to(losses[0].device) for loss in losses]).sum()
 
@@ -242,6 +179,8 @@ class Closure:
         samples = self.draw()
         scaled = []
         for name, term in self.objective.terms.items():
+            if term.loss is not None:
+                raise ValueError(f"Invalid loss of the term {name!r}: a function. Allowed: None with past directions.")
             count = len(samples[name][0])
             scaled += [tensor * sqrt(term.weight * tensor.numel() / count) for tensor in self._evaluated(name)]
         return scaled
@@ -251,7 +190,7 @@ class Closure:
         objective, term = self.objective, self.objective.terms[name]
 
         def residual(*sample: Tensor) -> tuple[Tensor, ...]:
-            return term.residuals(name, objective.u, sample)
+            return term.outputs(name, objective.u, sample)
 
         try:
             return torch.vmap(residual, randomness="different")(*self.draw()[name])  # type: ignore[no-any-return]
@@ -266,31 +205,6 @@ def at_point(model: nn.Module, *point: Tensor) -> Tensor:
     return found.reshape(()) if found.numel() == 1 else found
 
 
-def checked_samples(what: str, found: Any, count: int | None = None) -> Samples:
-    """Samples as a tuple of tensors of one length; raises TypeError or ValueError that says what was found."""
-    tensors = (found,) if isinstance(found, Tensor) else found
-    if not isinstance(tensors, (tuple, list)) or not tensors or not all(isinstance(x, Tensor) for x in tensors):
-        raise TypeError(f"Invalid {what}: {type(found).__name__}. Allowed: a tensor, or a tuple of tensors.")
-    if any(x.dim() == 0 for x in tensors) or len({len(x) for x in tensors}) != 1 or not len(tensors[0]):
-        shapes = ", ".join(str(tuple(x.shape)) for x in tensors)
-        raise ValueError(f"Invalid {what}: shapes {shapes}. Allowed: one row for each of at least one sample.")
-    if count is not None and len(tensors[0]) != count:
-        raise ValueError(f"Invalid {what}: {len(tensors[0])} samples. Allowed: as many as asked for, {count}.")
-    return tuple(tensors)
-
-
-def _tensors(name: str, found: Any) -> tuple[Tensor, ...]:
-    """What a term's function returned, as a tuple of tensors that can be squared."""
-    values = found.values() if isinstance(found, dict) else found if isinstance(found, (tuple, list)) else (found,)
-    tensors = tuple(values)
-    if not tensors or not all(isinstance(x, Tensor) for x in tensors):
-        kinds = ", ".join(type(x).__name__ for x in tensors) or "nothing"
-        raise TypeError(f"The function of {name!r} returned {kinds}. Return a tensor, or several: the residuals.")
-    if not all(x.is_floating_point() or x.is_complex() for x in tensors):
-        raise TypeError(f"The function of {name!r} returned integers. Return residuals in floating point.")
-    return tensors
-
-
 def _check_first(name: str, found: tuple[Tensor, ...], model: nn.Module) -> None:
     """Raise for residuals that are not finite from the start, or do not depend on the weights."""
     if not all(x.isfinite().all() for x in found):
@@ -301,7 +215,3 @@ def _check_first(name: str, found: tuple[Tensor, ...], model: nn.Module) -> None
     trains = any(p.requires_grad for p in model.parameters())
     if trains and torch.is_grad_enabled() and not any(x.requires_grad for x in found):
         raise ValueError(f"The residual of {name!r} does not depend on the model's weights. Compute it from u(point).")
-
-
-def _real(tensor: Tensor) -> Tensor:
-    return torch.view_as_real(tensor.resolve_conj()) if tensor.is_complex() else tensor

@@ -1,7 +1,7 @@
 """Search along a curve of weights: how far to jump, judged by all samples, fitted or not.
 
-Residuals at two lengths and at the start give a parabola for each residual, so that the loss is a quartic in the length.
-Its minimum is tried too if it is far from both.
+Outputs at two lengths and at the start give a parabola for each output, and with it the loss as a function of the
+length, a quartic for squares. Its minimum is tried too if it is far from both.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from .residuals import Values
 SHORTEST, LONGEST = 1 / 256, 1.0
 """Lengths of jumps; at 1 the linear model is at its minimum."""
 NEAR = 1.6
-"""The minimum of the quartic is not tried within this factor of a length that was."""
+"""The expected minimum is not tried within this factor of a length that was."""
 MOST = 6
 """Lengths that are tried while the loss does not fall."""
 GRID = 2.0 ** torch.linspace(-3, 2, 101, dtype=torch.float64)
@@ -26,13 +26,11 @@ GRID = 2.0 ** torch.linspace(-3, 2, 101, dtype=torch.float64)
 
 @dataclass
 class Trial:
-    """Residuals at one length, and their loss."""
+    """Outputs at one length, and their loss."""
 
     length: float
     loss: float
-    values: Values
-    vector: Tensor = field(repr=False)
-    """All residuals, scaled such that their squares add up to the loss of this rank."""
+    values: Values = field(repr=False)
 
 
 @dataclass
@@ -41,7 +39,7 @@ class Found:
 
     best: Trial
     wanted: float
-    """The minimum of the quartic."""
+    """The expected minimum."""
     tried: int
 
 
@@ -50,18 +48,17 @@ class Path:
     """The loss along a curve of weights that begins at length 0."""
 
     evaluate: Callable[[float], Values]
-    vector: Callable[[Values], Tensor]
-    mean: Callable[[Tensor], Tensor]
-    """Means over ranks."""
+    loss: Callable[[Values], float]
+    along: Callable[[Values, Values, Values, Tensor], Tensor]
+    """The loss for outputs start + a slope + a^2 bend, at each length a."""
     start: Trial
     tried: list[Trial] = field(default_factory=list)
 
     def at(self, length: float) -> Trial:
-        """Evaluate the residuals at one length."""
+        """Evaluate the outputs at one length."""
         values = self.evaluate(length)
-        vector = self.vector(values)
-        loss = float(self.mean(vector @ vector))
-        self.tried.append(Trial(length, inf if isnan(loss) else loss, values, vector))
+        loss = self.loss(values)
+        self.tried.append(Trial(length, inf if isnan(loss) else loss, values))
         return self.tried[-1]
 
     @property
@@ -76,19 +73,18 @@ class Path:
 
     def minimum(self, one: Trial, other: Trial) -> float:
         """The length with the least loss by the parabolas through the start and two trials."""
-        start = self.start.vector
-        first, second = ((trial.vector - start) / trial.length for trial in (one, other))
-        bend = (second - first) / (other.length - one.length)
-        slope = first - one.length * bend
+        slopes, bends = {}, {}
+        for name, start in self.start.values.items():
+            first, second = ((trial.values[name] - start) / trial.length for trial in (one, other))
+            bends[name] = (second - first) / (other.length - one.length)
+            slopes[name] = first - one.length * bends[name]
         lengths = (GRID * one.length).clamp(SHORTEST, LONGEST)
-        powers = [start @ slope * 2, slope @ slope + 2 * start @ bend, 2 * slope @ bend, bend @ bend]
-        factors = self.mean(torch.stack(powers)).double().cpu()
-        expected = sum(factor * lengths**power for power, factor in enumerate(factors, 1))
-        return float(lengths[torch.nan_to_num(expected, torch.inf, torch.inf).argmin()])  # type: ignore[arg-type]
+        expected = self.along(self.start.values, slopes, bends, lengths)
+        return float(lengths[torch.nan_to_num(expected, torch.inf, torch.inf).argmin()])
 
 
 def search(path: Path, length: float, longer: bool) -> Found:
-    """Try the last length, one beside it, the minimum of the quartic, and what follows from them."""
+    """Try the last length, one beside it, the expected minimum, and what follows from them."""
     one = path.at(length)
     other = path.at(2 * length if longer and length <= LONGEST / 2 else length / 2)
     wanted = path.minimum(one, other)

@@ -27,9 +27,9 @@ from .._ranks.placement import is_dtensor
 from .._records import JumpRecord
 from .._tensors.blocks import Space
 from .._tensors.checkpoint import STATE, Entries, Saved, Shapes, pack, unpack
-from .._tensors.members import shaped_like
-from .batch import Batch, plan
+from .batch import Batch, Plan, plan
 from .control import fall
+from .flat import double_vector, gathered, scatter
 from .jump import Model, Move, fit, measure, path
 from .normal import Memory
 from .objective import Closure, Objective
@@ -40,12 +40,18 @@ from .search import Found, search
 from .tangent_state import ROWS_COST, TangentState
 
 MOST_ROWS = 2.0
-"""Rows, in multiples of the number of weights, beyond which there are no more."""
+"""Rows, in multiples of the number of weights, beyond which there are no more ..."""
+MOST_BYTES = 400e6
+"""... nor beyond this memory for them."""
 TOO_MUCH = 2.0
 """A stretch of base steps is undone if it multiplied the loss by more than this."""
 RECHECK = 16
 """Jumps between two comparisons of traced residuals with the plain way."""
 NO_OBJECTIVE = "step() was given no Objective; use step(objective), or build GaussNewton(..., directions='history')"
+SHARDED = (
+    "Invalid directions: 'tangent' with sharded parameters, of which no rank has whole rows. Allowed: 'history', as in "
+    "GaussNewton(..., directions='history')."
+)
 
 
 class TangentDriver(Driver):
@@ -65,16 +71,15 @@ class TangentDriver(Driver):
     def step(self, base_step: BaseStep) -> Any:
         """Jump, or make a base step where that gains more for its cost."""
         closure = self.ahead
-        if closure is None:
+        if closure is None:  # some frameworks give samples during the base step
             loss, closure = self.plain(base_step)
             if self.due:
                 self.accelerate(closure, {} if closure is None else closure.bound)
             return loss
         if not self.due:
             return self.plain(base_step)[0]
-        bound, loss = closure.bound, None  # what the base's own evaluation draws is not for the jump
-        if self.state.jumps + 1 >= self.state.next_trial:
-            loss, _ = self.plain(base_step)
+        bound = closure.bound  # what the base's own evaluation draws is not for the jump
+        loss = self.plain(base_step)[0] if self.state.compares else None
         self.ahead = None
         found = self.accelerate(closure, bound)
         if loss is None:
@@ -96,7 +101,7 @@ class TangentDriver(Driver):
         return found
 
     def accelerate(self, closure: Closure | None, bound: Mapping[str, Samples]) -> Tensor | None:
-        """Jump, and return the loss before it; None, with the weights as they were, if there is nothing to learn."""
+        """Jump, and return the loss before it; None, with the weights as they were, if that cannot be tried."""
         self.look()
         try:
             if not isinstance(closure, Closure):
@@ -112,152 +117,129 @@ class TangentDriver(Driver):
     def jump(self, objective: Objective, bound: Mapping[str, Samples]) -> Tensor:
         """Measure, fit, try, decide."""
         state, residuals = self.state, self.prepared(objective, bound)
-        model = self.measured(residuals, bound)
-        blocks = max(1, round(state.blocks))
-        damping = state.damping(float(model.losses[0]), blocks)
-        move = fit(model, self.gathered(self.momentum), damping, state.length, self.memory)
+        counts = self.plan(residuals, bound)
+        model = self.measured(residuals, bound, counts)
+        before = gathered(self.space, self.momentum, residuals.params)
+        move = fit(model, before, state.damping(model.square), state.length, self.memory)
         found = search(path(model, move), state.length, state.longer)
-        accepted = self.decide(model, move, found)
+        accepted = found.best.loss < model.loss
+        self.go(model, move, found) if accepted else self.stay(model)
+        self.adapt(model, found, accepted, counts)
         self.record(model, move, accepted)
         return torch.tensor(model.loss, dtype=self.space.blocks[0].dtype)
 
-    def decide(self, model: Model, move: Move, found: Found) -> bool:
-        """Go where the loss is lowest, or stay; adapt everything to what happened."""
-        state, accepted = self.state, found.best.loss < model.loss
-        weights = move.end(model.weights, found.best.length) if accepted else model.weights
-        falls = self.falls(model, found) if accepted else (0.0, 0.0, 0.0)
-        if accepted:
-            state.accept(found)
-        else:
-            state.refuse()
-        self.write(weights)
-        self.scatter(move.jump if accepted else torch.zeros_like(weights), self.momentum)
-        values = found.best.values if accepted else model.values
-        model.residuals.objective.retain(model.batch.samples, values, weights)
-        state.jumps += 1
-        if model.losses[1] > 0:
-            state.adapt_rows(falls[0], falls[1], self.most)
-        state.book_jump(self.options.budget, self.cost(model, found), falls[2])
-        return accepted
-
-    # ------------------------------------------------------------------------------------------- parts of a jump
+    # -------------------------------------------------------------------------------------------- measure: samples
 
     def prepared(self, objective: Objective, bound: Mapping[str, Samples]) -> Residuals:
         """The residuals of the objective, checked and traced when they are first used with these parameters."""
         found = self.residuals
         if found is None or found.objective is not objective:
             found = Residuals(objective, self.space.params)
-        if not found.prepared:
-            with agreeing(self.space.ranks):
-                if not objective.checked:
-                    objective.bind(**bound).loss()
-                if not found.n:
-                    raise Unusable("constant_outputs", "no parameter of the objective's model is trained")
-                first = plan(found, bound, 1, MOST_ROWS * found.n)
-                samples, _ = objective.population(first.total, bound, found.read())
-                found.prepare(found.read(), {name: tuple(x[: first.fitted[name]] for x in samples[name]) for name in samples})
-        self.residuals = found
+            with agreeing(self.space.ranks), torch.enable_grad():
+                found.check(bound, [p for p in self.space.params if p.requires_grad])
+                first = self.plan(found, bound)
+                here = found.read()
+                samples, _ = objective.population(first.total, bound, here)
+                found.prepare(here, samples, first.fitted)
+            self.residuals = found
         found.refresh()
         return found
 
-    def measured(self, residuals: Residuals, bound: Mapping[str, Samples]) -> Model:
+    def plan(self, residuals: Residuals, bound: Mapping[str, Samples]) -> Plan:
+        """Numbers of samples for the next jump."""
+        most = min(MOST_ROWS * residuals.n, MOST_BYTES / 8 / residuals.n)
+        return plan(residuals, bound, self.state.whole_blocks, most)
+
+    def measured(self, residuals: Residuals, bound: Mapping[str, Samples], counts: Plan) -> Model:
         """Draw samples, see what base steps have gained, and linearize the residuals."""
         objective, here = residuals.objective, self.place(residuals)
-        counts = plan(residuals, bound, max(1, round(self.state.blocks)), MOST_ROWS * residuals.n)
-        self.most = counts.most
         samples, known = objective.population(counts.total, bound, here)
-        batch = Batch(samples, counts.fitted, {name: term.weight for name, term in objective.terms.items()})
-        if self.state.since:
-            here = self.better(residuals, batch, here)
-            known = dict.fromkeys(known)
+        weights = {name: term.weight for name, term in objective.terms.items()}
+        batch = Batch(samples, counts.fitted, weights, residuals.misfits(here, samples))
+        if self.state.since and self.state.jumps:
+            here, known = self.better(residuals, batch, here), dict.fromkeys(known)
         count = sum(residuals.terms[name].size * fitted for name, fitted in counts.fitted.items())
-        rows = self.memory.matrix("rows", count, residuals.n, self.space.blocks[0].device)
+        rows = self.memory.matrix("rows", count, residuals.n, here.device)
         model = measure(residuals, batch, self.space.ranks, here, known, rows)
         if self.state.jumps % RECHECK == RECHECK - 1 and residuals.changed(here, samples, model.values):
-            residuals.prepare(here, batch.first())
+            residuals.prepare(here, samples, counts.fitted)
             model = measure(residuals, batch, self.space.ranks, here, dict.fromkeys(known), rows)
         return model
 
     def place(self, residuals: Residuals) -> Tensor:
         """The weights in float64: those of the last jump, unless somebody else has written to the parameters."""
-        now, last = residuals.read(), self.gathered(self.weights)
+        now, last = residuals.read(), gathered(self.space, self.weights, residuals.params)
         if self.state.jumps and torch.equal(now, residuals.rounded(last)):
             return last
         if not self.state.since:
-            self.scatter(torch.zeros_like(now), self.momentum)
+            self.stop()
         return now
 
     def better(self, residuals: Residuals, batch: Batch, now: Tensor) -> Tensor:
         """The weights after base steps, or those before if the loss has grown too much; books what was gained."""
-        state, ranks = self.state, self.space.ranks
-        if not state.jumps:
-            return now
-        last = self.gathered(self.weights)
-        vectors = [batch.vector(residuals.values(weights, batch.samples)) for weights in (last, now)]
-        before, after = ranks.mean(torch.stack([v @ v for v in vectors])).tolist()
+        state, last = self.state, gathered(self.space, self.weights, residuals.params)
+        found = [batch.losses(residuals.values(weights, batch.samples))[0] for weights in (last, now)]
+        before, after = self.space.ranks.mean(torch.stack(found)).tolist()
+        most = before if state.compares else TOO_MUCH * before
         state.book_base(fall(before, after) if after < torch.inf else -1.0)
-        compared = state.jumps + 1 >= state.next_trial
-        if compared:
-            state.next_trial = 4 * (state.jumps + 1)
-        if not after <= before * (1.0 if compared else TOO_MUCH):
+        if not after <= most:
             return last
-        self.scatter(torch.zeros_like(now), self.momentum)
+        self.stop()
         return now
 
-    def falls(self, model: Model, found: Found) -> tuple[float, float, float]:
-        """Falls of log(loss) on fitted samples, on unseen ones, and on those that tell what the jump was worth."""
-        after = self.space.ranks.mean(model.batch.losses(found.best.values)).tolist()
-        fitted, unseen = (fall(*pair) for pair in zip(model.losses.tolist(), after, strict=True))
-        return fitted, unseen, unseen if model.losses[1] > 0 else fitted
+    # ----------------------------------------------------------------------------------------------------- decide
 
-    def cost(self, model: Model, found: Found) -> float:
-        """Cost of a jump, in gradients on all its samples."""
-        fitted = sum(model.batch.fitted.values()) / sum(len(x[0]) for x in model.batch.samples.values())
-        self.stats.counts["extra_evaluations"] += found.tried
-        return fitted * (ROWS_COST + self.options.forward_cost) + (1 + found.tried) * self.options.forward_cost
+    def go(self, model: Model, move: Move, found: Found) -> None:
+        """Write the best weights."""
+        weights = move.end(model.weights, found.best.length)
+        self.write(model, weights)
+        scatter(self.space, move.jump, self.momentum, model.residuals.params)
+        values = found.best.values
+        model.residuals.objective.retain(model.batch.samples, values, model.batch.sizes(values), weights)
 
-    # ------------------------------------------------------------------------------------------------------ weights
+    def stay(self, model: Model) -> None:
+        """Write the weights that the jump began at, which may be those before the last base steps."""
+        self.write(model, model.weights)
+        self.stop()
+        sizes = model.batch.sizes(model.values)
+        model.residuals.objective.retain(model.batch.samples, model.values, sizes, model.weights)
 
-    def gathered(self, vector: list[Tensor]) -> Tensor:
-        """A vector of the space in the order of the residuals' weights."""
-        assert self.residuals is not None
-        views = self.views(vector)
-        return torch.cat([views[p].reshape(-1) for p in self.residuals.params])
-
-    def scatter(self, flat: Tensor, vector: list[Tensor]) -> None:
-        """Undo ``gathered``."""
-        assert self.residuals is not None
-        views = self.views(vector)
-        for p, part in zip(self.residuals.params, flat.split(self.residuals.sizes), strict=True):
-            views[p].copy_(part.view(p.shape))
-
-    def views(self, vector: list[Tensor]) -> dict[Tensor, Tensor]:
-        """Parts of a vector in the shapes of the parameters."""
-        return {
-            p: shaped_like(part, p)
-            for block, numbers in zip(self.space.blocks, vector, strict=True)
-            for p, part in zip(block.params, numbers.split(block.sizes), strict=True)
-        }
-
-    def write(self, weights: Tensor) -> None:
+    def write(self, model: Model, weights: Tensor) -> None:
         """Set the parameters, and keep what their type would round."""
-        assert self.residuals is not None
-        self.scatter(weights, self.weights)
-        self.residuals.write(weights)
+        scatter(self.space, weights, self.weights, model.residuals.params)
+        model.residuals.write(weights)
+
+    def stop(self) -> None:
+        """Forget the last jump."""
+        for part in self.momentum:
+            part.zero_()
+
+    def adapt(self, model: Model, found: Found, accepted: bool, counts: Plan) -> None:
+        """Adapt length, damping and rows to what happened, and decide who makes the next steps."""
+        state, values = self.state, found.best.values if accepted else model.values
+        _, seen, others = self.space.ranks.mean(model.batch.losses(values)).tolist()
+        fitted, unseen = fall(model.fitted, seen), fall(model.unseen, others)
+        state.jumps += 1
+        state.accept(found) if accepted else state.refuse()
+        if model.unseen:
+            state.adapt_rows(fitted, unseen, counts.most)
+        part = sum(counts.fitted.values()) / sum(len(x[0]) for x in model.batch.samples.values())
+        forward = self.options.forward_cost
+        cost = part * (ROWS_COST + forward) + (1 + found.tried) * forward
+        state.book_jump(self.options.budget, cost, unseen if model.unseen else fitted)
+        self.stats.counts["extra_evaluations"] += found.tried
 
     # ---------------------------------------------------------------------------------------------- reporting
 
     def record(self, model: Model, move: Move, accepted: bool) -> None:
         """Count and report a jump."""
-        if accepted:
-            self.state.k += 1
+        self.state.k += accepted
         self.stats.counts["attempted"] += 1
         self.stats.counts["accepted" if accepted else "rejected_loss"] += 1
         rows, cause = len(model.rows), "" if accepted else "loss"
-        norms = sqrt(float(model.losses[0])), sqrt(max(move.promised, 0.0))
-        self.stats.describe = partial(
-            JumpRecord, self.state.k, *norms, rows, rows, float(move.jump.norm()), cause=cause
-        )
+        norms = sqrt(max(model.fitted, 0.0)), sqrt(max(move.promised, 0.0))
+        length = float(move.jump.norm())
+        self.stats.describe = partial(JumpRecord, self.state.k, *norms, rows, rows, length, cause=cause)
         if self.hooks or logger.isEnabledFor(logging.DEBUG):
             self.publish()
 
@@ -277,12 +259,8 @@ class TangentDriver(Driver):
     def build(self, space: Space) -> None:
         """Make room for the last jump, and for the weights after it."""
         if any(map(is_dtensor, space.params)):
-            raise ValueError(
-                "Invalid directions: 'tangent' with sharded parameters, whose rows no rank has. "
-                "Allowed: 'history' for sharded models."
-            )
-        self.momentum = [vector.double() for vector in space.vector()]
-        self.weights = [vector.double() for vector in space.vector()]
+            raise ValueError(SHARDED)
+        self.momentum, self.weights = double_vector(space), double_vector(space)
         self.memory = Memory()
         self.residuals = None
 
@@ -305,8 +283,7 @@ class TangentDriver(Driver):
     def forget(self) -> None:
         """Forget the last jump, and what was adapted."""
         self.state = TangentState(share=self.options.budget, k=self.state.k)
-        for part in self.momentum:
-            part.zero_()
+        self.stop()
         self.stats.counts["restarts"] += 1
 
     def cancel(self) -> None:

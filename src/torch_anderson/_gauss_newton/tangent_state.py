@@ -28,7 +28,9 @@ SMOOTHING = 0.85
 MORE, LESS, LEAST_SHARE = 1.25, 1.5, 0.02
 """Factors by which the share of jumps in the cost grows and shrinks while the base competes, and its least value."""
 PATIENCE = 0.2
-"""Jumps may gain this part of what base steps gain for the same cost: a first base step gains more than the next ones."""
+"""Part of the base's gain that is enough for jumps to go on: a single base step gains more than the next ones."""
+RARER = 4
+"""Factor between the numbers of jumps after which the base makes a step to compare with."""
 LONGEST_WAIT = 500
 """Most base steps between two jumps that cannot be tried."""
 ROWS_COST = 2.0
@@ -68,9 +70,19 @@ class TangentState:
     base_rate: float = 0.0
     """Gain of a base step."""
 
-    def damping(self, loss: float, blocks: float) -> float:
+    @property
+    def compares(self) -> bool:
+        """Whether the base makes a step before the next jump, to compare with."""
+        return self.jumps + 1 >= self.next_trial
+
+    @property
+    def whole_blocks(self) -> int:
+        """Rows, in multiples of the first number."""
+        return max(1, round(self.blocks))
+
+    def damping(self, loss: float) -> float:
         """The damping for the loss of the fitted samples; grows with the square of the number of rows."""
-        return DAMPING * max(blocks, 1.0) ** 2 * loss * self.boost
+        return DAMPING * self.whole_blocks**2 * loss * self.boost
 
     def accept(self, found: Found) -> None:
         """Adapt length and damping to a jump that was made."""
@@ -103,6 +115,8 @@ class TangentState:
     def book_base(self, gain: float) -> None:
         """Enter what the base steps since the last jump gained."""
         self.base_rate += (1 - SMOOTHING) * (gain / max(self.since, 1) - self.base_rate)
+        if self.compares:
+            self.next_trial = RARER * (self.jumps + 1)
 
     def book_jump(self, budget: float, cost: float, gain: float) -> None:
         """Enter a jump, and decide how many base steps to make before the next: none as long as jumps gain more."""

@@ -24,9 +24,6 @@ from torch.fx import Graph, GraphModule, Node
 Function = Callable[..., Tensor]
 """Residuals (N, p) of N samples: ``function(*weights, *constants, ones, *samples)``."""
 
-Weigh = Callable[[Tensor], Tensor]
-"""From residuals (N, p) to the weights (rows, N, p) of the sums whose rows are wanted."""
-
 ATEN = torch.ops.aten
 SQUEEZES = {ATEN.squeeze.dims, ATEN.squeeze.dim, ATEN.squeeze.default}
 ZEROS = {ATEN.zeros.default, ATEN.zeros_like.default, ATEN._efficientzerotensor.default}
@@ -138,7 +135,8 @@ def _without_writes(graph: Graph) -> None:
         if written is None or packet is None or schema.overload_name not in ("", *packet.overloads()):
             raise Untraceable(f"{node.target} writes to a tensor")
         node.target = getattr(packet, schema.overload_name or "default")
-        written.replace_all_uses_with(node, delete_user_cb=lambda user, place=order[node]: order[user] > place)
+        later = {other for other, place in order.items() if place > order[node]}
+        written.replace_all_uses_with(node, delete_user_cb=later.__contains__)
 
 
 # --------------------------------------------------------------------------------------------------------- the rows
@@ -170,19 +168,16 @@ class Factors:
         last.args = ((last.args[0], tuple(use.output for use in self.uses), tuple(factors)),)
         self.forward = GraphModule(module, graph).forward
 
-    def __call__(self, arguments: Sequence[Tensor], weigh: Weigh, out: Sequence[Tensor]) -> Tensor:
-        """Residuals (N, p). Rows of their weighted sums are written to ``out``: (N, rows, numbers) by parameter."""
+    def __call__(self, arguments: Sequence[Tensor], sums: Tensor, out: Sequence[Tensor]) -> None:
+        """Write the rows of weighted sums of residuals, by weights (rows, N, p), to ``out``: (N, rows, numbers)."""
         with torch.enable_grad():
             residuals, outputs, factors = self.forward(*arguments)
         given = iter(factors)
         left = [None if use.factor is None else next(given).detach() for use in self.uses]
-        sums = weigh(residuals.detach())
         for j, weights in enumerate(sums):
-            slopes = torch.autograd.grad(
-                residuals, outputs, weights, retain_graph=j < len(sums) - 1, allow_unused=True
-            )
+            more = j < len(sums) - 1
+            slopes = torch.autograd.grad(residuals, outputs, weights, retain_graph=more, allow_unused=True)
             self._write(left, slopes, [part[:, j] for part in out])
-        return residuals.detach()  # type: ignore[no-any-return]
 
     def _write(self, left: Sequence[Tensor | None], slopes: Sequence[Tensor | None], out: Sequence[Tensor]) -> None:
         """Rows of one residual of each sample."""
