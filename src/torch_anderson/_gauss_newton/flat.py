@@ -7,8 +7,16 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from .._ranks.placement import is_dtensor
 from .._tensors.blocks import Space, Vector
-from .._tensors.members import shaped_like
+from .._tensors.members import Group, members, shaped_like
+
+
+def has_rows(groups: Sequence[Group]) -> bool:
+    """Whether residuals can be differentiated sample by sample: by whole, real parameters on one device."""
+    params = members(groups)
+    whole = not any(is_dtensor(p) or p.is_complex() for p in params)
+    return whole and len({p.device for p in params}) <= 1
 
 
 def double_vector(space: Space) -> Vector:
