@@ -20,13 +20,22 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.fx import Graph, GraphModule, Node
+from torch.fx.node import map_arg
 
 Function = Callable[..., Tensor]
 """Residuals (N, p) of N samples: ``function(*weights, *constants, ones, *samples)``."""
 
 ATEN = torch.ops.aten
 SQUEEZES = {ATEN.squeeze.dims, ATEN.squeeze.dim, ATEN.squeeze.default}
-ZEROS = {ATEN.zeros.default, ATEN.zeros_like.default, ATEN._efficientzerotensor.default}
+MAKERS = {
+    *(ATEN.zeros.default, ATEN.ones.default, ATEN.full.default, ATEN.eye.default, ATEN._efficientzerotensor.default),
+    *(ATEN.arange.default, ATEN.arange.start, ATEN.arange.start_step),
+}
+LIKE = {
+    *(ATEN.zeros_like.default, ATEN.ones_like.default, ATEN.full_like.default),
+    *(ATEN.new_zeros.default, ATEN.new_ones.default, ATEN.new_full.default),
+}
+"""Operations whose results depend on no numbers, and those that depend on the shape and type of a tensor alone."""
 COPIES = {ATEN._to_copy.default, ATEN.clone.default, ATEN.expand.default, ATEN.view.default, ATEN._unsafe_view.default}
 ALIASES = {ATEN.alias.default, ATEN.detach.default}
 RESHAPES = {ATEN.view.default, ATEN._unsafe_view.default}
@@ -50,8 +59,10 @@ def trace(function: Function, arguments: Sequence[Tensor]) -> GraphModule:
 
     with torch.no_grad():
         module = make_fx(function)(*arguments)
+    module.graph.eliminate_dead_code()
+    zeros = _fold(module)
     _without_writes(module.graph)
-    _simplify(module.graph)
+    _simplify(module.graph, zeros)
     module.graph.eliminate_dead_code()
     for _ in range(2):
         module.graph = fx_graph_cse(module.graph)
@@ -60,8 +71,44 @@ def trace(function: Function, arguments: Sequence[Tensor]) -> GraphModule:
     return module
 
 
-def _simplify(graph: Graph) -> None:
-    zeros: set[Node] = set()
+def _fold(module: GraphModule) -> set[Node]:
+    """Compute once what depends on no argument, such as directions of derivatives; returns what is zero."""
+    known: dict[Node, Any] = {}
+    for node in module.graph.nodes:
+        inputs = node.all_input_nodes
+        if node.op != "call_function":
+            continue
+        if node.target in LIKE:
+            meta = _meta(inputs[0])
+            like = torch.empty((), dtype=meta.dtype, device=getattr(meta, "device", None)).expand(meta.shape)
+            known[node] = node.target(like, *node.args[1:], **node.kwargs)
+        elif node.target in MAKERS or (inputs and known.keys() >= {*inputs}):
+            args, kwargs = map_arg((node.args, node.kwargs), known.__getitem__)
+            known[node] = node.target(*args, **kwargs)
+    return _stored(module, known)
+
+
+def _stored(module: GraphModule, known: dict[Node, Any]) -> set[Node]:
+    """Make known tensors attributes of the module; returns those that are zero."""
+    zeros = set()
+    for place, (node, found) in enumerate(known.items()):
+        if not isinstance(found, Tensor) or found.is_meta or known.keys() >= {*node.users}:
+            continue
+        value = torch.zeros(found.shape, dtype=found.dtype, device=found.device)
+        module.register_buffer(f"folded{place}", value if found._is_zerotensor() else value.copy_(found))
+        with module.graph.inserting_after(node):
+            constant = module.graph.get_attr(f"folded{place}")
+        constant.meta["val"] = value
+        node.replace_all_uses_with(constant, delete_user_cb=lambda user: user not in known)
+        if not value.any():
+            zeros.add(constant)
+    for node in reversed(known):
+        if not node.users:
+            module.graph.erase_node(node)
+    return zeros
+
+
+def _simplify(graph: Graph, zeros: set[Node]) -> None:
     for node in graph.nodes:
         if node.op != "call_function":
             continue
@@ -75,8 +122,6 @@ def _simplify(graph: Graph) -> None:
 
 def _is_zero(node: Node, zeros: set[Node]) -> bool:
     """Whether a node is zero since its arguments are: tangents of what does not depend on a direction."""
-    if node.target in ZEROS:
-        return True
     if node.target in VIEWS:
         return _first(node) in zeros
     products = (ATEN.mm.default, ATEN.mul.Tensor, ATEN.mul.Scalar)
