@@ -156,7 +156,7 @@ class Closure:
         with torch.enable_grad():
             loss = self.loss()
             loss.backward()
-        return loss
+        return loss.detach()
 
     def loss(self) -> Tensor:
         """The loss, with its graph."""

@@ -27,7 +27,7 @@ from .._ranks.placement import is_dtensor
 from .._records import JumpRecord
 from .._tensors.blocks import Space
 from .._tensors.checkpoint import STATE, Entries, Saved, Shapes, pack, unpack
-from .batch import Batch, Plan, plan
+from .batch import ROWS, Batch, Plan, plan
 from .control import fall
 from .flat import double_vector, gathered, scatter
 from .jump import Model, Move, fit, measure, path
@@ -147,7 +147,7 @@ class TangentDriver(Driver):
 
     def plan(self, residuals: Residuals, bound: Mapping[str, Samples]) -> Plan:
         """Numbers of samples for the next jump."""
-        most = min(MOST_ROWS * residuals.n, MOST_BYTES / 8 / residuals.n)
+        most = min(max(MOST_ROWS * residuals.n, ROWS), MOST_BYTES / 8 / residuals.n)
         return plan(residuals, bound, self.state.whole_blocks, most)
 
     def measured(self, residuals: Residuals, bound: Mapping[str, Samples], counts: Plan) -> Model:
