@@ -221,7 +221,7 @@ def test_parameters_without_influence_and_dead_units_are_no_obstacle():
     model = nn.Sequential(nn.Linear(1, 8), nn.ReLU(), nn.Linear(8, 1)).double()
     with torch.no_grad():
         model[0].bias.fill_(-10.0)  # no unit is ever active
-    optimizer, losses = trained(model, Objective(model, only=Term(fit_sine, X)), 20)
+    _, losses = trained(model, Objective(model, only=Term(fit_sine, X)), 20)
     assert all(map(math.isfinite, losses)) and losses[-1] <= losses[0]
     assert all(x.isfinite().all() for x in weights(model))
 
@@ -234,4 +234,4 @@ def test_weights_of_terms_are_factors_of_the_loss():
         model, a=Term(lambda u, x: u(x) - 1, one, weight=3.0), b=Term(lambda u, x: u(x) - 5, one, weight=1.0)
     )
     trained(model, objective, 20, lambda p: SGD(p, lr=1e-3))
-    assert float(model.weight) == pytest.approx(2.0)
+    assert model.weight.item() == pytest.approx(2.0)

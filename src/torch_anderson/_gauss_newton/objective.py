@@ -96,6 +96,11 @@ class Objective:
             return kept.samples, kept.values
         return kept.renew(samples) if term.retain else (samples, None)
 
+    def examples(self, given: Mapping[str, Samples], counts: Mapping[str, int]) -> dict[str, Samples]:
+        """Samples to look at once: given or retained ones, so that a resumed run draws none that others would not."""
+        found = {name: kept.samples for name, kept in self.retained.items()} | dict(given)
+        return {name: found.get(name) or term.draw(name, counts[name]) for name, term in self.terms.items()}
+
     def population(
         self, counts: Mapping[str, int], given: Mapping[str, Samples], at: Tensor
     ) -> tuple[dict[str, Samples], dict[str, Tensor | None]]:

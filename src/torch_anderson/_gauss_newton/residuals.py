@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from .misfit import Convex, Squares
-from .objective import Objective
+from .objective import Closure, Objective
 from .outputs import Unusable
 from .population import Samples
 from .term import ADVICE
@@ -43,10 +43,11 @@ class Residuals:
         self.dtype = torch.float64
         self._constants: list[Tensor] = []
 
-    def prepare(self, weights: Tensor, samples: Given, counts: Mapping[str, int]) -> None:
-        """Trace all terms, for blocks of so many samples; in the network's type if its functions need that."""
+    def prepare(self, weights: Tensor, samples: Given, counts: Mapping[str, int] | None = None) -> None:
+        """Trace all terms, for blocks of so many samples or as before; in the network's type if functions need that."""
         kept = weights.clone()
-        samples = {name: tuple(x[: min(counts[name], BLOCK)] for x in samples[name]) for name in samples}
+        blocks = {name: min(counts[name], BLOCK) if counts else term.block for name, term in self.terms.items()}
+        samples = {name: tuple(x[: blocks[name]] for x in found) for name, found in samples.items()}
         self.refresh()
         try:
             self._prepare(weights, samples)
@@ -66,7 +67,7 @@ class Residuals:
         others = [p for p in params if id(p) not in ours]
         if self.objective.checked and not others:
             return
-        loss = self.objective.bind(**given).loss()
+        loss = Closure(self.objective, given).loss()
         if not self.params:
             raise Unusable("constant_outputs", "no parameter of the objective's model is trained")
         if others and any(x is not None for x in torch.autograd.grad(loss, others, allow_unused=True)):

@@ -117,7 +117,7 @@ class TangentDriver(Driver):
     def jump(self, objective: Objective, bound: Mapping[str, Samples]) -> Tensor:
         """Measure, fit, try, decide."""
         state, residuals = self.state, self.prepared(objective, bound)
-        counts = self.plan(residuals, bound)
+        counts = self.plan(residuals, bound, state.whole_blocks)
         model = self.measured(residuals, bound, counts)
         before = gathered(self.space, self.momentum, residuals.params)
         move = fit(model, before, state.damping(model.square), state.length, self.memory)
@@ -136,19 +136,18 @@ class TangentDriver(Driver):
         if found is None or found.objective is not objective:
             found = Residuals(objective, self.space.params)
             with agreeing(self.space.ranks), torch.enable_grad():
-                found.check(bound, [p for p in self.space.params if p.requires_grad])
-                first = self.plan(found, bound)
-                here = found.read()
-                samples, _ = objective.population(first.total, bound, here)
-                found.prepare(here, samples, first.fitted)
+                counts = self.plan(found, bound, blocks=1)
+                samples = objective.examples(bound, counts.total)
+                found.check(samples, self.space.params)
+                found.prepare(found.read(), samples, counts.fitted)
             self.residuals = found
         found.refresh()
         return found
 
-    def plan(self, residuals: Residuals, bound: Mapping[str, Samples]) -> Plan:
-        """Numbers of samples for the next jump."""
+    def plan(self, residuals: Residuals, bound: Mapping[str, Samples], blocks: int) -> Plan:
+        """Numbers of samples for a jump."""
         most = min(max(MOST_ROWS * residuals.n, ROWS), MOST_BYTES / 8 / residuals.n)
-        return plan(residuals, bound, self.state.whole_blocks, most)
+        return plan(residuals, bound, blocks, most)
 
     def measured(self, residuals: Residuals, bound: Mapping[str, Samples], counts: Plan) -> Model:
         """Draw samples, see what base steps have gained, and linearize the residuals."""
@@ -162,7 +161,7 @@ class TangentDriver(Driver):
         rows = self.memory.matrix("rows", count, residuals.n, here.device)
         model = measure(residuals, batch, self.space.ranks, here, known, rows)
         if self.state.jumps % RECHECK == RECHECK - 1 and residuals.changed(here, samples, model.values):
-            residuals.prepare(here, samples, counts.fitted)
+            residuals.prepare(here, samples)
             model = measure(residuals, batch, self.space.ranks, here, dict.fromkeys(known), rows)
         return model
 
