@@ -98,20 +98,9 @@ def test_it_rests_where_jumps_fit_the_noise_of_their_batch():
     assert optimizer.stats.gauges()["wait"] > 20
 
 
-def test_a_base_that_is_better_than_jumps_makes_most_steps():
-    """One step of this base solves the problem: a jump, which costs more, cannot gain as much."""
-    model = nn.Linear(1, 1, bias=False).double()
-    objective = Objective(model, only=Term(lambda u, x, y: u(x) - y, (torch.ones(1, 1).double(), torch.ones(1))))
-    optimizer = GaussNewton(SGD(model.parameters(), lr=0.5))
-    for _ in range(100):
-        batch = torch.ones(3, 1, dtype=torch.float64), torch.randn(1, dtype=torch.float64).expand(3)
-        optimizer.step(objective(only=batch))
-    assert optimizer.stats.counts["attempted"] <= 100
-
-
 @pytest.mark.parametrize("options", [{}, {"directions": "tangent"}, {"directions": "history"}])
 def test_an_objective_means_the_tangent_unless_the_history_is_asked_for(options):
-    model, optimizer, objective = driven(**options)
+    _, optimizer, objective = driven(**options)
     optimizer.step(objective)
     assert optimizer.stats.counts["attempted"] == (0 if options.get("directions") == "history" else 1)
 
@@ -128,7 +117,7 @@ def test_outputs_mean_the_history():
 
 
 def test_samples_given_ahead_serve_a_step_without_closure():
-    model, optimizer, objective = driven(directions="tangent")
+    _, optimizer, objective = driven(directions="tangent")
     for _ in range(5):
         closure = objective.draw()
         optimizer.set_batch(outputs=closure)
@@ -184,7 +173,7 @@ def test_given_samples_are_the_only_ones_of_their_term():
 
 
 def test_more_samples_are_drawn_while_jumps_fit_only_their_own():
-    model, optimizer, objective = driven()
+    _, optimizer, objective = driven()
     train(optimizer, objective, 2)
     assert len(objective.retained["inside"].samples[0]) == 30
     optimizer._driver.state.blocks = 4.0
@@ -222,8 +211,10 @@ CONTINUED = {
 }
 
 
-@pytest.mark.parametrize("how", CONTINUED)
-@pytest.mark.parametrize(("dtype", "middle"), [(torch.float64, 7), (torch.float32, 7), (torch.float64, 1)])
+@pytest.mark.parametrize(
+    ("how", "dtype", "middle"),
+    [*((how, torch.float32, 7) for how in CONTINUED), ("file", torch.float64, 0), ("file", torch.float64, 4)],
+)
 def test_training_goes_on_bit_for_bit(how, dtype, middle):
     run = driven(dtype)
     train(*run[1:], middle)
@@ -241,12 +232,12 @@ def test_a_checkpoint_of_an_objective_with_other_terms_is_refused():
     _, _, objective = driven()
     objective()
     other = Objective(network(), only=Term(decay, Points(), count=3))
-    with pytest.raises(ValueError, match="another objective.*inside"):
+    with pytest.raises(ValueError, match=r"another objective.*inside"):
         other.load_state_dict(objective.state_dict())
 
 
 def test_a_checkpoint_made_with_the_history_is_refused_by_the_tangent():
-    model, optimizer, objective = driven(directions="history")
+    _, optimizer, objective = driven(directions="history")
     train(optimizer, objective, 6)
     _, other, _ = driven(directions="tangent")
     with pytest.raises(ValueError, match="another accelerator"):
@@ -299,11 +290,19 @@ def test_a_layer_may_be_frozen_on_the_way():
     assert torch.equal(model[0].weight, kept)
 
 
+class Decaying(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.inner = network()
+        self.rate = nn.Parameter(torch.tensor(0.5, dtype=torch.float64))
+
+    def forward(self, x):
+        return self.inner(x)
+
+
 def test_an_unknown_coefficient_of_the_model_is_found():
     """u' = -k u with data of k = 2."""
-    model = network()
-    model.rate = nn.Parameter(torch.tensor(0.5, dtype=torch.float64))
-    model.forward = lambda x: nn.Sequential.forward(model, x) if False else model[2](model[1](model[0](x)))
+    model = Decaying()
     t = torch.linspace(0, 1, 20, dtype=torch.float64).reshape(-1, 1)
     objective = Objective(
         model,
@@ -345,21 +344,19 @@ def test_buffers_are_used_and_never_changed():
 # ------------------------------------------------------------------------------------------------------- what is wrong
 
 
-def test_residuals_that_become_nan_make_plain_steps_and_nothing_is_lost():
+def test_residuals_that_become_nan_make_plain_steps_and_nothing_is_lost(caplog):
     model, bad = network(), torch.zeros((), dtype=torch.float64)
     objective = equation(model, start=Term(lambda u, t: u(t) - 1 + bad, torch.zeros(1, 1).double()))
-    optimizer = GaussNewton(SGD(model.parameters(), lr=0.0 + 1e-12))
+    optimizer = GaussNewton(SGD(model.parameters(), lr=1e-3))
     train(optimizer, objective, 3)
-    before = weights(model)
     bad.fill_(float("nan"))
-    optimizer._driver.residuals = None  # a trace sees the change at once only where it is in a tensor's memory
-    objective.at = None
-    optimizer.base.param_groups[0]["lr"] = 1e-12
-    with torch.no_grad():
-        optimizer.step(lambda: torch.zeros(()))  # no objective: a plain step
+    objective.at = None  # what was known of retained samples
+    before = weights(model)
+    assert optimizer._driver.accelerate(objective.bind(), {}) is None
     assert_same(weights(model), before)
-    optimizer.step(objective)
-    assert optimizer.stats.counts["skipped_nonfinite_outputs"] + optimizer.stats.counts["skipped_no_outputs"] >= 1
+    assert optimizer.stats.counts["skipped_nonfinite_outputs"] == 1 and "not finite" in caplog.text
+    bad.fill_(0.0)
+    assert train(optimizer, objective, 6)[-1] < 0.1
 
 
 def gradient_by_autograd(u, t):
@@ -406,14 +403,10 @@ def test_a_function_that_writes_to_the_weights_makes_plain_steps(caplog):
     model = network()
 
     def writes(u, t):
-        model[0].bias.data.add_(1.0)
-        return u(t)
+        model[2].bias.data.mul_(1.5)
+        return u(t) - 1
 
     optimizer = GaussNewton(SGD(model.parameters(), lr=1e-3))
-    objective = Objective(model, only=Term(writes, Points(), count=5))
-    objective.checked = True
-    before = weights(model)
-    with pytest.raises(Exception) if False else torch.enable_grad():
-        optimizer.step(objective)
+    train(optimizer, Objective(model, only=Term(writes, Points(), count=5)), 3)
+    assert optimizer.stats.counts["skipped_outputs_wrote"] > 0 and "must only evaluate" in caplog.text
     assert optimizer.stats.counts["accepted"] == 0
-    assert "makes plain steps" in caplog.text or not torch.equal(weights(model)[0], before[0])

@@ -45,7 +45,6 @@ class Residuals:
 
     def prepare(self, weights: Tensor, samples: Given, counts: Mapping[str, int] | None = None) -> None:
         """Trace all terms, for blocks of so many samples or as before; in the network's type if functions need that."""
-        kept = weights.clone()
         blocks = {name: min(counts[name], BLOCK) if counts else term.block for name, term in self.terms.items()}
         samples = {name: tuple(x[: blocks[name]] for x in found) for name, found in samples.items()}
         self.refresh()
@@ -58,18 +57,15 @@ class Residuals:
             self.dtype = own
             self.refresh()
             self._prepare(weights, samples)
-        if not torch.equal(kept, weights):
-            raise Unusable("outputs_wrote", "a residual changed the parameters; it must only evaluate the model")
 
     def check(self, given: Given, params: Sequence[Tensor]) -> None:
-        """Raise for what cannot be a residual, or depends on trained parameters that are not the model's."""
-        ours = {id(p) for p in self.params}
+        """Raise for what cannot be a residual, changes the weights, or depends on parameters outside the model."""
+        ours, before = {id(p) for p in self.params}, self.read()
         others = [p for p in params if id(p) not in ours]
-        if self.objective.checked and not others:
-            return
         loss = Closure(self.objective, given).loss()
-        if not self.params:
-            raise Unusable("constant_outputs", "no parameter of the objective's model is trained")
+        if not torch.equal(before, self.read()):
+            self.write(before)
+            raise Unusable("outputs_wrote", "a residual changed the parameters; it must only evaluate the model")
         if others and any(x is not None for x in torch.autograd.grad(loss, others, allow_unused=True)):
             raise Unusable("outside_parameters", OUTSIDE)
 
@@ -83,7 +79,7 @@ class Residuals:
 
     def read(self) -> Tensor:
         """The parameters as one vector."""
-        return torch.cat([p.detach().reshape(-1).double() for p in self.params])
+        return torch.cat([p.detach().reshape(-1).double() for p in self.params] or [torch.zeros(0)])
 
     @torch.no_grad()
     def write(self, weights: Tensor) -> None:

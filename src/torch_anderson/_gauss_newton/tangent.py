@@ -135,6 +135,8 @@ class TangentDriver(Driver):
         found = self.residuals
         if found is None or found.objective is not objective:
             found = Residuals(objective, self.space.params)
+            if not found.n:
+                raise Unusable("constant_outputs", "no parameter of the objective's model is trained")
             with agreeing(self.space.ranks), torch.enable_grad():
                 counts = self.plan(found, bound, blocks=1)
                 samples = objective.examples(bound, counts.total)
