@@ -16,7 +16,7 @@ from .term import Term
 
 ROWS = 500
 """Rows that the first jump fits, if there are as many."""
-DRAWN, GIVEN, FIXED = 1 / 3, 2 / 3, 1.0
+DRAWN, GIVEN, FIXED = 1 / 3, 1 / 3, 1.0
 """Shares of samples that are fitted: drawn ones, those given for one step, and fixed ones, which are all there are."""
 UNSEEN = 2
 """Fewest blocks of samples that are drawn besides those that are fitted."""
@@ -30,6 +30,8 @@ class Plan:
     total: dict[str, int]
     most: float
     """Largest useful number of blocks."""
+    noisy: bool
+    """Whether every step has other samples than the last, none of which can be drawn again."""
 
 
 def plan(residuals: Residuals, given: Mapping[str, Samples], blocks: int, most_rows: float) -> Plan:
@@ -45,7 +47,8 @@ def plan(residuals: Residuals, given: Mapping[str, Samples], blocks: int, most_r
         drawn = not term.fixed and name not in given
         fitted[name] = blocks * block if drawn else min(blocks * block, max(1, int(share[name] * there[name])))
         total[name] = max(there[name], (blocks + max(UNSEEN, blocks // 2)) * block) if drawn else there[name]
-    return Plan(fitted, total, max(1.0, most_rows / (first * rows)))
+    growing = any(not term.fixed and name not in given for name, term in terms.items())
+    return Plan(fitted, total, max(1.0, (most_rows / rows if growing else 1.0) / first), bool(given))
 
 
 def _available(term: Term, given: Samples | None) -> int:

@@ -12,32 +12,23 @@ more for their cost than jumps do.
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Mapping
-from functools import partial
-from math import sqrt
 from typing import Any
 
 import torch
 from torch import Tensor
-from torch.optim import Optimizer
 
-from .._driver import BaseStep, Driver, logger
-from .._ranks.placement import is_dtensor
-from .._records import JumpRecord
-from .._tensors.blocks import Space
-from .._tensors.checkpoint import STATE, Entries, Saved, Shapes, pack, unpack
+from .._driver import BaseStep
 from .batch import ROWS, Batch, Plan, plan
 from .control import fall
-from .flat import double_vector, gathered, scatter
 from .jump import Model, Move, fit, measure, path
-from .normal import Memory
 from .objective import Closure, Objective
 from .outputs import Unusable, agreeing
 from .population import Samples
 from .residuals import Residuals
 from .search import Found, search
-from .tangent_state import ROWS_COST, TangentState
+from .tangent_memory import TangentMemory
+from .tangent_state import FIRST_WAIT, jump_cost
 
 MOST_ROWS = 2.0
 """Rows, in multiples of the number of weights, beyond which there are no more ..."""
@@ -48,23 +39,10 @@ TOO_MUCH = 2.0
 RECHECK = 16
 """Jumps between two comparisons of traced residuals with the plain way."""
 NO_OBJECTIVE = "step() was given no Objective; use step(objective), or build GaussNewton(..., directions='history')"
-SHARDED = (
-    "Invalid directions: 'tangent' with sharded parameters, of which no rank has whole rows. Allowed: 'history', as in "
-    "GaussNewton(..., directions='history')."
-)
 
 
-class TangentDriver(Driver):
+class TangentDriver(TangentMemory):
     """Levenberg-Marquardt jumps with momentum and geodesic acceleration, on samples that follow the residual."""
-
-    kind = 3
-
-    def __init__(self, base: Optimizer, options: Any):
-        super().__init__(base, options)
-        self.stats.gauges = self.gauges
-        self.state = TangentState(share=options.budget)
-        self.residuals: Residuals | None = None
-        self.build(self.space)
 
     # ------------------------------------------------------------------------------------------------ the algorithm
 
@@ -76,7 +54,9 @@ class TangentDriver(Driver):
             if self.due:
                 self.accelerate(closure, {} if closure is None else closure.bound)
             return loss
-        if not self.due:
+        if self.state.pending and closure.given:
+            self.settle(closure.objective, closure.bound)
+        if not self.due or self.early(closure):
             return self.plain(base_step)[0]
         bound = closure.bound  # what the base's own evaluation draws is not for the jump
         loss = self.plain(base_step)[0] if self.state.compares else None
@@ -90,6 +70,10 @@ class TangentDriver(Driver):
     def due(self) -> bool:
         """Whether the next step is a jump."""
         return self.state.since >= self.state.wait
+
+    def early(self, closure: Closure) -> bool:
+        """Whether to wait with the first jump, as it may fit the noise of samples that are given for one step."""
+        return bool(closure.given) and not self.state.jumps and self.state.since < FIRST_WAIT
 
     def plain(self, base_step: BaseStep) -> tuple[Any, Closure | None]:
         """Make one base step; returns its loss, and the samples that were given during the step."""
@@ -119,7 +103,7 @@ class TangentDriver(Driver):
         state, residuals = self.state, self.prepared(objective, bound)
         counts = self.plan(residuals, bound, state.whole_blocks)
         model = self.measured(residuals, bound, counts)
-        before = gathered(self.space, self.momentum, residuals.params)
+        before = self.flat(self.momentum, residuals)
         move = fit(model, before, state.damping(model.square), state.length, self.memory)
         found = search(path(model, move), state.length, state.longer)
         accepted = found.best.loss < model.loss
@@ -155,9 +139,8 @@ class TangentDriver(Driver):
         """Draw samples, see what base steps have gained, and linearize the residuals."""
         objective, here = residuals.objective, self.place(residuals)
         samples, known = objective.population(counts.total, bound, here)
-        weights = {name: term.weight for name, term in objective.terms.items()}
-        batch = Batch(samples, counts.fitted, weights, residuals.misfits(here, samples))
-        if self.state.since and self.state.jumps:
+        batch = self.batch(residuals, samples, counts.fitted)
+        if self.state.jumps and self.state.since:
             here, known = self.better(residuals, batch, here), dict.fromkeys(known)
         count = sum(residuals.terms[name].size * fitted for name, fitted in counts.fitted.items())
         rows = self.memory.matrix("rows", count, residuals.n, here.device)
@@ -167,9 +150,15 @@ class TangentDriver(Driver):
             model = measure(residuals, batch, self.space.ranks, here, dict.fromkeys(known), rows)
         return model
 
+    def batch(self, residuals: Residuals, samples: dict[str, Samples], fitted: dict[str, int] | None = None) -> Batch:
+        """Samples with their losses."""
+        terms = residuals.objective.terms.items()
+        misfits = residuals.misfits(residuals.read(), samples)
+        return Batch(samples, fitted or dict.fromkeys(samples, 0), {name: term.weight for name, term in terms}, misfits)
+
     def place(self, residuals: Residuals) -> Tensor:
         """The weights in float64: those of the last jump, unless somebody else has written to the parameters."""
-        now, last = residuals.read(), gathered(self.space, self.weights, residuals.params)
+        now, last = residuals.read(), self.flat(self.weights, residuals)
         if self.state.jumps and torch.equal(now, residuals.rounded(last)):
             return last
         if not self.state.since:
@@ -178,9 +167,8 @@ class TangentDriver(Driver):
 
     def better(self, residuals: Residuals, batch: Batch, now: Tensor) -> Tensor:
         """The weights after base steps, or those before if the loss has grown too much; books what was gained."""
-        state, last = self.state, gathered(self.space, self.weights, residuals.params)
-        found = [batch.losses(residuals.values(weights, batch.samples))[0] for weights in (last, now)]
-        before, after = self.space.ranks.mean(torch.stack(found)).tolist()
+        state, last = self.state, self.flat(self.weights, residuals)
+        before, after = self.compared(residuals, batch, last, now)
         most = before if state.compares else TOO_MUCH * before
         state.book_base(fall(before, after) if after < torch.inf else -1.0)
         if not after <= most:
@@ -188,32 +176,45 @@ class TangentDriver(Driver):
         self.stop()
         return now
 
+    def compared(self, residuals: Residuals, batch: Batch, *places: Tensor) -> list[float]:
+        """The loss of a batch at several places, over all ranks."""
+        found = [batch.losses(residuals.values(weights, batch.samples))[0] for weights in places]
+        return self.space.ranks.mean(torch.stack(found)).tolist()  # type: ignore[no-any-return]
+
+    def settle(self, objective: Objective, bound: Mapping[str, Samples]) -> None:
+        """Undo the last jump if the loss of other samples has grown by it: it has fitted the noise of its own."""
+        residuals, state = self.prepared(objective, bound), self.state
+        if not torch.equal(residuals.read(), residuals.rounded(self.flat(self.weights, residuals))):
+            state.pending = False  # somebody else has written to the parameters
+            return
+        batch = self.batch(residuals, objective.examples(bound, self.plan(residuals, bound, 1).total))
+        origin, last = (self.flat(vector, residuals) for vector in (self.origin, self.weights))
+        before, after = self.compared(residuals, batch, origin, last)
+        state.pending = False
+        state.book_jump(fall(before, after) if after < torch.inf else -1.0)
+        if not after < before:
+            self.write(origin, residuals)
+            self.stop()
+            self.stats.counts.update(accepted=-1, rejected_loss=1)
+        state.decide(self.options.budget, noisy=True)
+
     # ----------------------------------------------------------------------------------------------------- decide
 
     def go(self, model: Model, move: Move, found: Found) -> None:
         """Write the best weights."""
-        weights = move.end(model.weights, found.best.length)
-        self.write(model, weights)
-        scatter(self.space, move.jump, self.momentum, model.residuals.params)
+        weights, residuals = move.end(model.weights, found.best.length), model.residuals
+        self.keep(model.weights, self.origin, residuals)
+        self.keep(move.jump, self.momentum, residuals)
+        self.write(weights, residuals)
         values = found.best.values
-        model.residuals.objective.retain(model.batch.samples, values, model.batch.sizes(values), weights)
+        residuals.objective.retain(model.batch.samples, values, model.batch.sizes(values), weights)
 
     def stay(self, model: Model) -> None:
         """Write the weights that the jump began at, which may be those before the last base steps."""
-        self.write(model, model.weights)
+        self.write(model.weights, model.residuals)
         self.stop()
         sizes = model.batch.sizes(model.values)
         model.residuals.objective.retain(model.batch.samples, model.values, sizes, model.weights)
-
-    def write(self, model: Model, weights: Tensor) -> None:
-        """Set the parameters, and keep what their type would round."""
-        scatter(self.space, weights, self.weights, model.residuals.params)
-        model.residuals.write(weights)
-
-    def stop(self) -> None:
-        """Forget the last jump."""
-        for part in self.momentum:
-            part.zero_()
 
     def adapt(self, model: Model, found: Found, accepted: bool, counts: Plan) -> None:
         """Adapt length, damping and rows to what happened, and decide who makes the next steps."""
@@ -224,68 +225,16 @@ class TangentDriver(Driver):
         state.accept(found) if accepted else state.refuse()
         if model.unseen:
             state.adapt_rows(fitted, unseen, counts.most)
-        part = sum(counts.fitted.values()) / sum(len(x[0]) for x in model.batch.samples.values())
-        forward = self.options.forward_cost
-        cost = part * (ROWS_COST + forward) + (1 + found.tried) * forward
-        state.book_jump(self.options.budget, cost, unseen if model.unseen else fitted)
+        state.cost = self.cost(model, found)
+        if not counts.noisy:
+            state.book_jump(unseen if model.unseen else fitted)
+        state.pending = counts.noisy and accepted  # the next samples tell what it was worth
+        state.decide(self.options.budget, counts.noisy)
         self.stats.counts["extra_evaluations"] += found.tried
 
-    # ---------------------------------------------------------------------------------------------- reporting
-
-    def record(self, model: Model, move: Move, accepted: bool) -> None:
-        """Count and report a jump."""
-        self.state.k += accepted
-        self.stats.counts["attempted"] += 1
-        self.stats.counts["accepted" if accepted else "rejected_loss"] += 1
-        rows, cause = len(model.rows), "" if accepted else "loss"
-        norms = sqrt(max(model.fitted, 0.0)), sqrt(max(move.promised, 0.0))
-        length = float(move.jump.norm())
-        self.stats.describe = partial(JumpRecord, self.state.k, *norms, rows, rows, length, cause=cause)
-        if self.hooks or logger.isEnabledFor(logging.DEBUG):
-            self.publish()
-
-    def skip(self, problem: Unusable) -> None:
-        """Count and report a jump that was not tried."""
-        self.stats.counts[f"skipped_{problem.cause}"] += 1
-        if problem.cause != "converged":
-            self.tell_once(f"GaussNewton makes plain steps: {problem}.")
-
-    def gauges(self) -> dict[str, float]:
-        """What the driver has set itself."""
-        state = self.state
-        return {"length": state.length, "boost": state.boost, "blocks": state.blocks, "wait": state.wait}
-
-    # ---------------------------------------------------------------------------------------------- in and out
-
-    def build(self, space: Space) -> None:
-        """Make room for the last jump, and for the weights after it."""
-        if any(map(is_dtensor, space.params)):
-            raise ValueError(SHARDED)
-        self.momentum, self.weights = double_vector(space), double_vector(space)
-        self.memory = Memory()
-        self.residuals = None
-
-    def saved(self) -> Saved:
-        """The last jump, the weights after it, and all numbers."""
-        counts = torch.tensor(self.stats.counters(), dtype=torch.float64)
-        vectors = {"momentum": self.momentum, "weights": self.weights}
-        return Saved(vectors, {STATE: pack(self.state, self.kind), "counts": counts})
-
-    def shapes(self) -> Shapes:
-        """The last jump, and the weights after it."""
-        return {"momentum": ("directions", ()), "weights": ("directions", ())}
-
-    def load_numbers(self, found: dict[Tensor, Entries]) -> None:
-        """Continue where the entries were saved."""
-        entries = next(iter(found.values()))
-        self.state = unpack(TangentState, entries[STATE])
-        self.stats.set_counters(entries["counts"].tolist())
-
-    def forget(self) -> None:
-        """Forget the last jump, and what was adapted."""
-        self.state = TangentState(share=self.options.budget, k=self.state.k)
-        self.stop()
-        self.stats.counts["restarts"] += 1
-
-    def cancel(self) -> None:
-        """Nothing is under way between two steps."""
+    def cost(self, model: Model, found: Found) -> float:
+        """Cost of a jump, in gradients."""
+        rows, weights = model.rows.shape
+        samples = sum(len(x[0]) for x in model.batch.samples.values())
+        part = sum(model.batch.fitted.values()) / samples
+        return jump_cost(rows, weights, part, samples, (part + 1 + found.tried) * self.options.forward_cost)

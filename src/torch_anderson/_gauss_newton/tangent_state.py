@@ -33,8 +33,10 @@ RARER = 4
 """Factor between the numbers of jumps after which the base makes a step to compare with."""
 LONGEST_WAIT = 500
 """Most base steps between two jumps that cannot be tried."""
-ROWS_COST = 2.0
-"""Cost of rows, in gradients on as many samples."""
+ROWS_COST, ALGEBRA = 2.0, 1 / 250
+"""Cost of rows, in gradients on as many samples, and of a number in their Gram matrix, in those of one sample."""
+FIRST_WAIT = 10
+"""Base steps before the first jump where every step has other samples."""
 
 
 @dataclass
@@ -65,6 +67,10 @@ class TangentState:
     """Falls of log(loss) on fitted samples, over about 20 jumps."""
     fall_unseen: float = 0.0
     """Those on samples that were not fitted."""
+    pending: bool = False
+    """Whether other samples have to tell what the last jump was worth."""
+    cost: float = 1.0
+    """Cost of the last jump, in gradients."""
     jump_rate: float = 0.0
     """Gain of jumps for a unit of cost. Gains are falls of log(loss)."""
     base_rate: float = 0.0
@@ -118,12 +124,26 @@ class TangentState:
         if self.compares:
             self.next_trial = RARER * (self.jumps + 1)
 
-    def book_jump(self, budget: float, cost: float, gain: float) -> None:
-        """Enter a jump, and decide how many base steps to make before the next: none as long as jumps gain more."""
-        self.jump_rate += (1 - SMOOTHING) * (gain / cost - self.jump_rate)
+    def book_jump(self, gain: float) -> None:
+        """Enter what the last jump gained."""
+        self.jump_rate += (1 - SMOOTHING) * (gain / self.cost - self.jump_rate)
+
+    def decide(self, budget: float, noisy: bool) -> None:
+        """Choose how many base steps to make before the next jump: none as long as jumps pay."""
         self.since = 0
-        if PATIENCE * self.base_rate <= max(self.jump_rate, 0.0):
+        if self.pays(noisy):
             self.share, self.wait = max(budget, min(self.share * MORE, 0.9)), 0
-            return
-        self.share = max(self.share / LESS, LEAST_SHARE)
-        self.wait = ceil(cost * (1 - self.share) / self.share)
+        else:
+            self.share = max(self.share / LESS, LEAST_SHARE)
+            self.wait = ceil(self.cost * (1 - self.share) / self.share)
+
+    def pays(self, noisy: bool) -> bool:
+        """Whether jumps go on. Where every step has other samples, they must have gained more than base steps."""
+        if noisy:
+            return self.jump_rate > max(self.base_rate, 0.0)
+        return max(self.jump_rate, 0.0) >= PATIENCE * self.base_rate
+
+
+def jump_cost(rows: int, weights: int, fitted: float, samples: int, forwards: float) -> float:
+    """Cost of a jump, in gradients on all its samples: algebra, rows of a part of them, and forward passes."""
+    return ALGEBRA * rows * min(rows, weights) / samples + fitted * ROWS_COST + forwards
