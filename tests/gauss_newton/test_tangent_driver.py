@@ -118,12 +118,12 @@ def test_outputs_mean_the_history():
 
 def test_samples_given_ahead_serve_a_step_without_closure():
     _, optimizer, objective = driven(directions="tangent")
-    for _ in range(5):
+    for _ in range(60):
         closure = objective.draw()
         optimizer.set_batch(outputs=closure)
-        closure()
+        loss = closure()
         optimizer.step()
-    assert optimizer.stats.counts["accepted"] == 5
+    assert optimizer.stats.counts["accepted"] > 5 and loss < 1e-3
 
 
 # ------------------------------------------------------------------------------------------------------- the samples
@@ -167,9 +167,9 @@ def test_given_samples_are_the_only_ones_of_their_term():
     sampler = Points()
     objective = equation(model, inside=Term(looked_at, sampler, count=30))
     optimizer = GaussNewton(Adam(model.parameters()))
-    for _ in range(6):
-        optimizer.step(objective(inside=torch.rand(12, 1, dtype=torch.float64)))
-    assert not sampler.drawn and optimizer.stats.counts["accepted"] > 0
+    for _ in range(60):
+        loss = optimizer.step(objective(inside=torch.rand(30, 1, dtype=torch.float64)))
+    assert not sampler.drawn and loss < 1e-3
 
 
 def test_more_samples_are_drawn_while_jumps_fit_only_their_own():

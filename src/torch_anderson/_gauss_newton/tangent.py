@@ -54,7 +54,7 @@ class TangentDriver(TangentMemory):
             if self.due:
                 self.accelerate(closure, {} if closure is None else closure.bound)
             return loss
-        if self.state.pending and closure.given:
+        if self.state.pending and closure.bound:
             self.settle(closure.objective, closure.bound)
         if not self.due or self.early(closure):
             return self.plain(base_step)[0]
@@ -73,7 +73,7 @@ class TangentDriver(TangentMemory):
 
     def early(self, closure: Closure) -> bool:
         """Whether to wait with the first jump, as it may fit the noise of samples that are given for one step."""
-        return bool(closure.given) and not self.state.jumps and self.state.since < FIRST_WAIT
+        return bool(closure.bound) and not self.state.jumps and self.state.since < FIRST_WAIT
 
     def plain(self, base_step: BaseStep) -> tuple[Any, Closure | None]:
         """Make one base step; returns its loss, and the samples that were given during the step."""

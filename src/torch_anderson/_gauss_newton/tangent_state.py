@@ -138,10 +138,9 @@ class TangentState:
             self.wait = ceil(self.cost * (1 - self.share) / self.share)
 
     def pays(self, noisy: bool) -> bool:
-        """Whether jumps go on. Where every step has other samples, they must have gained more than base steps."""
-        if noisy:
-            return self.jump_rate > max(self.base_rate, 0.0)
-        return max(self.jump_rate, 0.0) >= PATIENCE * self.base_rate
+        """Whether jumps go on. Where every step has other samples, they must have gained on those of the next."""
+        enough = self.jump_rate >= PATIENCE * self.base_rate
+        return (enough and self.jump_rate > 0) if noisy else (enough or self.base_rate <= 0)
 
 
 def jump_cost(rows: int, weights: int, fitted: float, samples: int, forwards: float) -> float:
