@@ -239,9 +239,11 @@ class Factors:
         for part, products, terms in zip(out, pairs, sums, strict=True):
             if products:
                 one, other = (torch.cat(x, 1) for x in zip(*products, strict=True))
-                part.copy_(torch.bmm(one.mT, other).view(self.count, -1))
-                terms = [part, *terms]
-            part.copy_(torch.stack(terms).sum(0) if len(terms) > 1 else terms[0]) if terms else part.zero_()
+                torch.bmm(one.mT, other, out=part.unflatten(1, (one.shape[2], other.shape[2])))
+            else:
+                part.zero_()
+            for term in terms:
+                part += term
 
 
 def _uses(graph: Graph, parameters: int, count: int) -> list[Use]:
