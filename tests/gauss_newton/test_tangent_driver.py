@@ -172,6 +172,15 @@ def test_given_samples_are_the_only_ones_of_their_term():
     assert not sampler.drawn and loss < 1e-3
 
 
+def test_samples_given_for_one_step_do_not_replace_fixed_ones():
+    _, optimizer, objective = driven()
+    other = torch.full((4, 1), 7.0, dtype=torch.float64)
+    for _ in range(12):
+        optimizer.step(objective(start=other, inside=torch.rand(30, 1, dtype=torch.float64)))
+    assert optimizer.stats.counts["attempted"] > 0
+    assert torch.equal(objective.draw().bound["start"][0], torch.zeros(1, 1, dtype=torch.float64))
+
+
 def test_more_samples_are_drawn_while_jumps_fit_only_their_own():
     _, optimizer, objective = driven()
     train(optimizer, objective, 2)

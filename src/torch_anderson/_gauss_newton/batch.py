@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from math import sqrt
 
@@ -66,6 +66,8 @@ class Batch:
     weights: dict[str, float]
     """Factors of the terms in the loss."""
     misfits: dict[str, Squares | Convex]
+    given: Collection[str] = ()
+    """Terms whose samples are for one step only."""
 
     def first(self) -> dict[str, Samples]:
         """The samples that are fitted."""

@@ -97,7 +97,8 @@ def fit(model: Model, before: Tensor, damping: float, length: float, memory: Mem
     jump = MOMENTUM * before + normal.solve(model.right - MOMENTUM * (model.rows @ before))
     slope = model.rows @ jump
     h = PROBE * length
-    there = model.residuals.values(model.weights - h * jump, model.batch.first())
+    with agreeing(model.ranks):
+        there = model.residuals.values(model.weights - h * jump, model.batch.first())
     seen = model.batch.seen(model.values)
     change = weighted(model.sums, {name: there[name] - seen[name] for name in seen})
     bend = normal.solve(2 / h**2 * (change + h * slope))

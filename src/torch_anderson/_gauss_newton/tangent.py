@@ -25,7 +25,7 @@ from .jump import Model, Move, fit, measure, path
 from .objective import Closure, Objective
 from .outputs import Unusable, agreeing
 from .population import Samples
-from .residuals import Residuals
+from .residuals import Residuals, Values
 from .search import Found, search
 from .tangent_memory import TangentMemory
 from .tangent_state import FIRST_WAIT, jump_cost
@@ -139,22 +139,33 @@ class TangentDriver(TangentMemory):
         """Draw samples, see what base steps have gained, and linearize the residuals."""
         objective, here = residuals.objective, self.place(residuals)
         samples, known = objective.population(counts.total, bound, here)
-        batch = self.batch(residuals, samples, counts.fitted)
+        batch = self.batch(residuals, samples, bound, counts.fitted)
         if self.state.jumps and self.state.since:
             here, known = self.better(residuals, batch, here), dict.fromkeys(known)
         count = sum(residuals.terms[name].size * fitted for name, fitted in counts.fitted.items())
         rows = self.memory.matrix("rows", count, residuals.n, here.device)
         model = measure(residuals, batch, self.space.ranks, here, known, rows)
-        if self.state.jumps % RECHECK == RECHECK - 1 and residuals.changed(here, samples, model.values):
+        if self.state.jumps % RECHECK == RECHECK - 1 and self.changed(model):
             residuals.prepare(here, samples)
             model = measure(residuals, batch, self.space.ranks, here, dict.fromkeys(known), rows)
         return model
 
-    def batch(self, residuals: Residuals, samples: dict[str, Samples], fitted: dict[str, int] | None = None) -> Batch:
+    def batch(
+        self,
+        residuals: Residuals,
+        samples: dict[str, Samples],
+        bound: Mapping[str, Samples],
+        fitted: dict[str, int] | None = None,
+    ) -> Batch:
         """Samples with their losses."""
-        terms = residuals.objective.terms.items()
+        weights = {name: term.weight for name, term in residuals.objective.terms.items()}
         misfits = residuals.misfits(residuals.read(), samples)
-        return Batch(samples, fitted or dict.fromkeys(samples, 0), {name: term.weight for name, term in terms}, misfits)
+        return Batch(samples, fitted or dict.fromkeys(samples, 0), weights, misfits, tuple(bound))
+
+    def changed(self, model: Model) -> bool:
+        """Whether traced residuals are no longer those of the functions, on any rank."""
+        found = model.residuals.changed(model.weights, model.batch.samples, model.values)
+        return bool(self.space.ranks.largest(torch.tensor(float(found))))
 
     def place(self, residuals: Residuals) -> Tensor:
         """The weights in float64: those of the last jump, unless somebody else has written to the parameters."""
@@ -187,7 +198,7 @@ class TangentDriver(TangentMemory):
         if not torch.equal(residuals.read(), residuals.rounded(self.flat(self.weights, residuals))):
             state.pending = False  # somebody else has written to the parameters
             return
-        batch = self.batch(residuals, objective.examples(bound, self.plan(residuals, bound, 1).total))
+        batch = self.batch(residuals, objective.examples(bound, self.plan(residuals, bound, 1).total), bound)
         origin, last = (self.flat(vector, residuals) for vector in (self.origin, self.weights))
         before, after = self.compared(residuals, batch, origin, last)
         state.pending = False
@@ -206,15 +217,19 @@ class TangentDriver(TangentMemory):
         self.keep(model.weights, self.origin, residuals)
         self.keep(move.jump, self.momentum, residuals)
         self.write(weights, residuals)
-        values = found.best.values
-        residuals.objective.retain(model.batch.samples, values, model.batch.sizes(values), weights)
+        self.retain(model, found.best.values, weights)
 
     def stay(self, model: Model) -> None:
         """Write the weights that the jump began at, which may be those before the last base steps."""
         self.write(model.weights, model.residuals)
         self.stop()
-        sizes = model.batch.sizes(model.values)
-        model.residuals.objective.retain(model.batch.samples, model.values, sizes, model.weights)
+        self.retain(model, model.values, model.weights)
+
+    def retain(self, model: Model, values: Values, weights: Tensor) -> None:
+        """Let the objective remember samples, unless they were given for this step, and their outputs."""
+        batch = model.batch
+        values = {name: found for name, found in values.items() if name not in batch.given}
+        model.residuals.objective.retain(batch.samples, values, batch.sizes(values), weights)
 
     def adapt(self, model: Model, found: Found, accepted: bool, counts: Plan) -> None:
         """Adapt length, damping and rows to what happened, and decide who makes the next steps."""
