@@ -126,6 +126,54 @@ def test_samples_given_ahead_serve_a_step_without_closure():
     assert optimizer.stats.counts["accepted"] > 5 and loss < 1e-3
 
 
+def test_within_disabled_steps_are_the_bases():
+    (model, optimizer, objective), (twin, _, other) = driven(), driven()
+    base = Adam(twin.parameters(), lr=1e-3)
+    with optimizer.disabled():
+        torch.manual_seed(2)
+        train(optimizer, objective, 3)
+    torch.manual_seed(2)
+    for _ in range(3):
+        base.step(other)
+    assert_same(weights(model), weights(twin))
+    train(optimizer, objective, 1)
+    assert optimizer.stats.counts["accepted"] == 1
+
+
+def test_hooks_see_a_record_of_each_jump():
+    _, optimizer, objective = driven()
+    records = []
+    optimizer.register_acceleration_hook(records.append)
+    train(optimizer, objective, 3)
+    assert [record.accepted for record in records] == [True] * 3
+    assert records[0].rank == 11 and 0 <= records[0].gain < 1  # 10 of 30 drawn samples, and the fixed one
+
+
+def test_a_group_may_be_added_on_the_way():
+    model = network()
+    optimizer, objective = GaussNewton(Adam(model[0].parameters(), lr=1e-3)), equation(model)
+    kept = model[2].weight.clone()
+    train(optimizer, objective, 3)
+    assert torch.equal(model[2].weight, kept)
+    optimizer.add_param_group({"params": list(model[2].parameters())})
+    assert train(optimizer, objective, 10)[-1] < 1e-3
+    assert not torch.equal(model[2].weight, kept)
+
+
+def test_samples_given_during_the_base_step_serve_a_jump_after_it():
+    """As with Lightning, whose closure runs the training step."""
+    _, optimizer, objective = driven(directions="tangent")
+
+    def closure():
+        drawn = objective.draw()
+        optimizer.set_batch(outputs=drawn)
+        return drawn()
+
+    for _ in range(5):
+        optimizer.step(closure)
+    assert optimizer.stats.counts["accepted"] > 0
+
+
 # ------------------------------------------------------------------------------------------------------- the samples
 
 

@@ -24,6 +24,10 @@ class Objective:
     several calls in one step, such as LBFGS with a line search, need it: ``optimizer.step(objective.draw())``.
     ``GaussNewton.step(objective)`` does this by itself.
 
+    Samples whose residual was above their term's mean stay for the next evaluation, and only the others are drawn anew
+    (Daw et al. 2023): uniform samples rarely meet a shock or a layer. ``Term(..., retain=False)`` draws all anew. A
+    checkpoint needs ``objective.state_dict()`` besides those of the model and the optimizer.
+
     Args:
         model: a module. ``u(point)`` calls it with a batch of one and drops that dimension; one number is a scalar.
         terms: at least one ``Term``, by name.
