@@ -42,6 +42,7 @@ def on_own_part(width: int) -> dict[str, Any]:
     return trained(width, X[dist.get_rank() :: 2])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("width", [3, 40], ids=["more rows than weights", "more weights than rows"])
 def test_ranks_with_parts_of_the_samples_jump_as_one_process_with_all(width: int) -> None:
     one, other = run(2, on_own_part, width)
