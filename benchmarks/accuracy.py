@@ -24,19 +24,20 @@ STEPS = 1000
 HISTORY = 10
 DIVERGED = 1e3
 Settings = dict[str, Any]
-Measure = Callable[[int, float | None], float]
-"""From a seed and a regularization, None for the default."""
+Measure = Callable[[int, float], float]
+"""From a seed and a regularization."""
 
-DEFAULTS = Anderson(optim.SGD([torch.zeros(1, requires_grad=True)])).options
+DEFAULT_REGULARIZATION = Anderson(optim.SGD([torch.zeros(1, requires_grad=True)])).options.regularization
 
 METHODS: dict[str, Settings | None] = {
     "base alone": None,
-    "p=10": {"period": 10},
-    "p=1": {"period": 1},
-    "p=s=10": {"period": 10, "residual_steps": 10},
-    "p=s=25": {"period": 25, "residual_steps": 25},
+    "default options": {},
+    "step, p=10, no safeguard": {"residual": "step", "period": 10, "safeguard": None},
+    "step, p=10": {"residual": "step", "period": 10},
+    "step, p=1, no safeguard": {"residual": "step", "period": 1, "safeguard": None},
+    "step, p=1": {"residual": "step", "period": 1},
 }
-"""The columns of the second table: p is the period, s the base steps that a residual spans (1 where not given)."""
+"""The columns of the second table: jumps by gradients, and by residuals of steps every p steps."""
 
 
 def main() -> None:
@@ -49,7 +50,7 @@ def main() -> None:
     print(
         f"\nRelative error after {STEPS:,} gradients, least squares with 200 unknowns, m = {HISTORY}, geometric mean:\n"
     )
-    print(table(training(seeds), ["noise, base, safeguard", *METHODS]))
+    print(table(training(seeds), ["noise, base", *METHODS]))
 
 
 # ------------------------------------------------------------------------------------------------ first table
@@ -72,7 +73,8 @@ def exactness(seeds: range) -> list[list[object]]:
 
 
 def _exactness_row(seeds: range, name: str, measure: Measure, limit: float) -> list[object]:
-    exact, regularized = (_worst(seeds, partial(measure, regularization=each)) for each in (0.0, None))
+    values = 0.0, DEFAULT_REGULARIZATION
+    exact, regularized = (_worst(seeds, partial(measure, regularization=each)) for each in values)
     return [name, exact, regularized, f"{limit:.0e}" + ("" if float(exact) <= limit else " !")]
 
 
@@ -80,12 +82,17 @@ def _worst(seeds: range, measure: Callable[[int], float]) -> str:
     return f"{max(map(measure, seeds)):.1e}"
 
 
-def every_step_error(seed: int, regularization: float | None) -> float:
+def every_step_error(seed: int, regularization: float) -> float:
     """Relative error of SGD with an acceleration at every step."""
-    return error(seed, "SGD", 0.0, {"period": 1, "safeguard": None, "regularization": regularization})
+    return error(seed, "SGD", 0.0, _unguarded(regularization) | {"period": 1})
 
 
-def gmres_deviation(seed: int, regularization: float | None, n: int = 40) -> float:
+def _unguarded(regularization: float) -> Settings:
+    """The paper's method, every jump made."""
+    return {"residual": "step", "safeguard": None, "regularization": regularization}
+
+
+def gmres_deviation(seed: int, regularization: float, n: int = 40) -> float:
     """Largest relative deviation of the predicted residual on x -> M x + b, M of spectral radius 0.9."""
     rng = np.random.default_rng(seed)
     M, b = rng.standard_normal((n, n)), rng.standard_normal(n)
@@ -95,8 +102,7 @@ def gmres_deviation(seed: int, regularization: float | None, n: int = 40) -> flo
 
     matrix, offset = torch.from_numpy(M), torch.from_numpy(b)
     w = torch.zeros(n, dtype=torch.float64, requires_grad=True)
-    options: Settings = {"regularization": regularization, "safeguard": None, "max_jump": inf}
-    optimizer = Anderson(optim.SGD([w], lr=1.0), history_size=n, period=1, **options)
+    optimizer = Anderson(optim.SGD([w], lr=1.0), history_size=n, period=1, **_unguarded(regularization))
     predicted: list[float] = []
     optimizer.register_acceleration_hook(lambda record: predicted.append(record.predicted_residual_norm))
     for _ in range(n):
@@ -118,10 +124,8 @@ LARGEST_GAIN = 0.98
 """|r - R g| / |r| above which the library makes no jump."""
 
 
-def excess_residual(
-    seed: int, regularization: float | None, dtype: torch.dtype, condition: float, n: int = 40_000
-) -> float:
-    """|r - R g| with the coefficients of an acceleration, relative to its minimum by SVD, less 1.
+def excess_residual(seed: int, regularization: float, dtype: torch.dtype, condition: float, n: int = 40_000) -> float:
+    """|r - R g| with the coefficients of an acceleration, relative to its minimum by SVD, minus 1.
 
     The coefficients are read from a second parameter: its residual of step k is tiny and along axis k alone, so that
     the jump takes it to 1 - g, in units of that residual.
@@ -130,8 +134,8 @@ def excess_residual(
     marks = 1e-9 * residuals[-1].double().norm() * torch.eye(HISTORY + 1, dtype=torch.float64)
     weights = torch.zeros(n, dtype=dtype, requires_grad=True)
     marked = torch.zeros(HISTORY + 1, dtype=torch.float64, requires_grad=True)
-    options: Settings = {"regularization": regularization, "safeguard": None, "max_jump": inf}
-    optimizer = Anderson(optim.SGD([weights, marked], lr=1.0), history_size=HISTORY, period=HISTORY + 1, **options)
+    options = _unguarded(regularization) | {"history_size": HISTORY, "period": HISTORY + 1}
+    optimizer = Anderson(optim.SGD([weights, marked], lr=1.0), **options)
     for residual, mark in zip(residuals, marks, strict=True):
         weights.grad, marked.grad = -residual, -mark
         optimizer.step()
@@ -148,10 +152,10 @@ def least_squares(R: Tensor, r: Tensor) -> Tensor:
 
 
 def residuals_of_condition(seed: int, condition: float, dtype: torch.dtype, n: int) -> Tensor:
-    """Residuals, one a row, whose differences have this condition number and leave 1e-3 of the last one unexplained.
+    """Residuals, one per row, whose differences have this condition number and leave 1e-3 of the last one unexplained.
 
-    They are integers, small enough for their sums to be exact in the type: the optimizer then sees exactly these
-    residuals, and what is compared with the optimum is its solver alone.
+    They are integers, small enough for their sums to be exact in the type: the optimizer then gets exactly these
+    residuals, and only its solver is compared with the optimum.
     """
     randn = partial(torch.randn, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
     q = torch.linalg.qr(randn(n, HISTORY + 1)).Q
@@ -166,7 +170,7 @@ def residuals_of_condition(seed: int, condition: float, dtype: torch.dtype, n: i
 def textbook_error(seed: int) -> float:
     """Relative error of SGD with an acceleration at every step, all of R kept in float64 and solved by SVD.
 
-    As in the library, there is no jump where nearly nothing of the residual is explained.
+    As in the library, there is no jump if hardly any of the residual is explained.
     """
     problem = LeastSquares.of(seed, 0.0)
     rate, w = 1 / problem.curvature, torch.zeros(200, dtype=torch.float64)
@@ -229,12 +233,8 @@ def training(seeds: range) -> list[list[object]]:
     rows: list[list[object]] = []
     for noise in (0.0, 0.1):
         for base in BASES:
-            for safeguard in (None, DEFAULTS.safeguard):
-                cells = [
-                    _cell(seeds, base, noise, options and options | {"safeguard": safeguard})
-                    for options in METHODS.values()
-                ]
-                rows.append([f"{noise:g}, {base}, {safeguard}", *cells])
+            cells = [_cell(seeds, base, noise, options) for options in METHODS.values()]
+            rows.append([f"{noise:g}, {base}", *cells])
     return rows
 
 

@@ -1,13 +1,13 @@
 """Does wrapping ever hurt? `Anderson(base)` against `base`, for every dense optimizer of torch.optim.
 
     python -m benchmarks.never_worse --jobs 2                       the default options
-    python -m benchmarks.never_worse --set "" --set period=20       two variants, the base runs once
+    python -m benchmarks.never_worse --set "" --set residual=step   two variants, the base runs once
     python -m benchmarks.never_worse --set "" --set storage=bfloat16 --against defaults    half precision against full
     python -m benchmarks.never_worse --tune                         learning rates, from the base alone
 
 A cell is the geometric mean over seeds of (final loss + 1e-8 x initial loss) of the wrapped run over the
 same of the base run: below 1 is better, above 1.05 is marked "!"; a run that ended in NaN or infinity makes
-the cell nan.
+the cell nan. The last row is the number of accepted jumps per run, over all optimizers and seeds.
 """
 
 import argparse
@@ -129,7 +129,7 @@ def tuned_rate(case: Case) -> float:
 
 
 def geometric_mean(values: Iterable[float]) -> float:
-    """nan if any value is; a run that diverged must not be averaged away.
+    """The geometric mean; nan if any value is, so that a diverged run is not averaged away.
 
     >>> geometric_mean([0.5, 2.0])
     1.0
@@ -159,9 +159,20 @@ def ratios(runs: dict, variant: str, against: str | None) -> dict[tuple[str, str
     return {cell: geometric_mean(values) for cell, values in by_cell.items()}
 
 
-def comparison_table(cells: dict[tuple[str, str], float]) -> str:
+def accepted_jumps(runs: dict, variant: str) -> dict[str, float]:
+    """Mean number of accepted jumps per run of the variant, by problem."""
+    by_problem: dict[str, list[float]] = {}
+    for (name, case), run in runs.items():
+        if name == variant:
+            by_problem.setdefault(case.problem, []).append(run.stats["accepted"])
+    return {problem: sum(counts) / len(counts) for problem, counts in by_problem.items()}
+
+
+def comparison_table(cells: dict[tuple[str, str], float], jumps: dict[str, float]) -> str:
+    """A row for each optimizer, and one for the number of accepted jumps."""
     optimizers, problems = (list(dict.fromkeys(names)) for names in zip(*cells, strict=True))
     rows = [[optimizer, *(_cell(cells[optimizer, problem]) for problem in problems)] for optimizer in optimizers]
+    rows.append(["jumps accepted", *(f"{jumps[problem]:.1f}" for problem in problems)])
     return table(rows, ["ratio", *problems])
 
 
@@ -223,8 +234,8 @@ def parse_options(text: str) -> dict:
 
     The value of ``average`` is its window, and that of ``storage`` the type of the history.
 
-    >>> parse_options("period=10,safeguard=loss")
-    {'period': 10, 'safeguard': 'loss'}
+    >>> parse_options("residual=step,period=10,safeguard=loss")
+    {'residual': 'step', 'period': 10, 'safeguard': 'loss'}
     """
     options = {key: _literal(value) for key, value in (item.split("=", 1) for item in text.split(",") if item)}
     return {key: OBJECTS[key](value) if key in OBJECTS else value for key, value in options.items()}
@@ -271,7 +282,7 @@ def main() -> None:
         write_csv(args.csv, runs)
     cells = {variant: ratios(runs, variant, args.against) for variant in variants}
     for variant in variants:
-        print(f"\n{variant}\n\n{comparison_table(cells[variant])}")
+        print(f"\n{variant}\n\n{comparison_table(cells[variant], accepted_jumps(runs, variant))}")
     print("", *(summary(variant, cells[variant]) for variant in variants), sep="\n")
 
 

@@ -1,7 +1,7 @@
 """Small training problems that every benchmark shares; each runs in about a second.
 
-`PROBLEMS[name](seed)` gives the same start, batches and noise for a seed, whatever optimizer runs on it.
-Losses are scaled so that plain gradient descent wants a learning rate of 0.1 to 1 on each of them.
+`PROBLEMS[name](seed)` gives the same start, batches and noise for a seed, for any optimizer. Losses are scaled such
+that a learning rate of 0.1 to 1 suits plain gradient descent on each of them.
 """
 
 from collections.abc import Callable
@@ -15,12 +15,12 @@ from torch import Tensor, nn
 
 @dataclass(frozen=True)
 class Problem:
-    """What an optimizer needs (`parameters`, `closure`), and what judges it (`full_loss`)."""
+    """A problem: `parameters` and `closure` for an optimizer, and `full_loss` to evaluate it."""
 
     parameters: list[Tensor]
     steps: int
     batch_loss: Callable[[int], Tensor]
-    """The loss that step k sees, without gradients of its own: mini-batch or gradient noise included."""
+    """The loss at step k, including mini-batch or gradient noise; gradients are not computed."""
     exact_loss: Callable[[], Tensor]
 
     def closure(self, step: int) -> Callable[[], Tensor]:
@@ -37,7 +37,7 @@ class Problem:
 
     @torch.no_grad()
     def full_loss(self) -> float:
-        """The loss on all data without noise; above its minimum where that is known."""
+        """The loss on all data without noise, minus its minimum if that is known."""
         return self.exact_loss().item()
 
 
@@ -70,7 +70,7 @@ def least_squares(seed: int, *, matrices_only: bool = False) -> Problem:
 
 
 def noisy_least_squares(seed: int, *, matrices_only: bool = False) -> Problem:
-    """The same with 0.1 * randn added to each entry of the gradient of |Ax - b|^2 / 2."""
+    """Least squares with 0.1 * randn added to each entry of the gradient of |Ax - b|^2 / 2."""
     return _least_squares_problem(seed, noise=0.1)
 
 

@@ -1,4 +1,4 @@
-"""What every benchmark prints: a header that says where it ran, and markdown tables."""
+"""Output of all benchmarks: a header with date, versions and hardware, and Markdown tables."""
 
 import platform
 from collections.abc import Iterable, Sequence
@@ -15,7 +15,7 @@ def header() -> str:
 
 
 def cpu_model() -> str:
-    """The CPU's marketing name where the system tells it (Linux), else its architecture."""
+    """The name of the CPU if the system provides it (Linux), otherwise its architecture."""
     cpuinfo = Path("/proc/cpuinfo")
     lines = cpuinfo.read_text().splitlines() if cpuinfo.exists() else []
     names = [line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")]

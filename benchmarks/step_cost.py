@@ -1,11 +1,11 @@
-"""Measures what a step costs: `Anderson(base)` against `base`, and against the time to read its history once.
+"""Measures the cost of a step: `Anderson(base)` against `base`, and against the time to read its history once.
 
     python -m benchmarks.step_cost              all rows; the large model takes about 6 GB and some minutes
     python -m benchmarks.step_cost --quick      fewer repeats, no large model
 
 All methods take turns in the same rounds, and ratios are medians over rounds. Where the reference implementation can be
-imported (as `AADL`), it takes part, and its ratio is in the last column. `accepted` is the share of accelerations that
-jumped.
+imported (as `AADL`), it takes part, and its ratio is in the last column. `jumps` is the number of accepted jumps, and
+`accepted` their share of all accelerations that were computed.
 """
 
 import argparse
@@ -15,6 +15,7 @@ import time
 from collections.abc import Callable, Sequence
 from contextlib import contextmanager
 from functools import partial
+from itertools import cycle, islice
 from statistics import median
 from typing import Any, NamedTuple
 
@@ -24,12 +25,11 @@ from torch import nn
 from benchmarks.report import header, table
 from torch_anderson import Anderson, MovingAverage
 
-COLUMNS = ["step", "measured", "limit", "unit", "accepted", "reference"]
+COLUMNS = ["step", "measured", "limit", "unit", "jumps", "accepted", "reference"]
 NEVER = 10**9
-EVERY_STEP: dict[str, Any] = {"period": 1, "store_period": 1, "history_size": 10}
-# The descent test rejects nearly every jump at so small a learning rate. Without tests every jump is accepted; the
-# relaxation keeps them small enough not to diverge.
-ACCEPTING: dict[str, Any] = {"safeguard": None, "max_jump": math.inf, "relaxation": 0.05}
+EVERY_STEP: dict[str, Any] = {"residual": "step", "period": 1, "store_period": 1, "history_size": 10}
+# Without a safeguard every jump is accepted; the relaxation keeps them small enough not to diverge.
+ACCEPTING: dict[str, Any] = {"safeguard": None, "relaxation": 0.05}
 
 
 class Case(NamedTuple):
@@ -41,88 +41,133 @@ class Case(NamedTuple):
     reference: dict[str, Any] | None = None
     """Options of the reference implementation for the same work; None if it has no such mode."""
     microseconds: bool = False
+    whole_batch: bool = False
 
 
 AVERAGE: dict[str, Any] = {"average": MovingAverage(10)}
 CASES = [
-    Case("default options", {}),
-    Case("p = q = 1, residual safeguard", EVERY_STEP | {"safeguard": "residual"}),
-    Case("residual_steps = 10", {"residual_steps": 10}),
-    Case("every step, rejected", EVERY_STEP, 1.4, {}),
-    Case("every step, accepted", EVERY_STEP | ACCEPTING, 1.4, {}),
-    Case("+ average, rejected", EVERY_STEP | AVERAGE, 1.65, {"average": True}),
-    Case("+ average, accepted", EVERY_STEP | ACCEPTING | AVERAGE, 1.65, {"average": True}),
-    Case("nothing to do", {"period": NEVER, "store_period": NEVER}, 30.0, microseconds=True),
+    Case("default options, noisy batches", {}, 1.04),
+    Case("default options, whole batch", {}, whole_batch=True),
+    Case("p = q = 1, residual safeguard", EVERY_STEP, 1.6),
+    Case("p = q = 1, residual safeguard, + average", EVERY_STEP | AVERAGE, 1.8),
+    Case("p = q = 1, no safeguard", EVERY_STEP | ACCEPTING, 1.4, {}),
+    Case("p = q = 1, no safeguard, + average", EVERY_STEP | ACCEPTING | AVERAGE, 1.65, {"average": True}),
+    Case("nothing to do", EVERY_STEP | {"period": NEVER, "store_period": NEVER}, 30.0, microseconds=True),
 ]
+BLOCK = 40
+"""Steps of a round: at least one whole cycle of the default options under noise, a few gradients and a rest."""
 
 
 class Training:
-    """The whole training step of a small network on batches of 40."""
+    """The whole training step of a small network on noisy data, in batches of 40 or in one."""
 
-    def __init__(self, wrap: Callable[[torch.optim.Optimizer], Any]):
+    def __init__(self, wrap: Callable[[torch.optim.Optimizer], Any], whole_batch: bool = False):
         torch.manual_seed(0)
         layers = [layer for i in (7, 64, 64) for layer in (nn.Linear(i, 64), nn.ReLU())]
         self.model = nn.Sequential(*layers, nn.Linear(64, 1))
         inputs = torch.randn(400, 7)
-        self.batches = list(zip(inputs.split(40), inputs.sum(1, keepdim=True).split(40), strict=True))
-        self.optimizer = wrap(torch.optim.Adam(self.model.parameters(), lr=1e-5))
+        targets = inputs.sum(1, keepdim=True) + torch.randn(400, 1)
+        size = 400 if whole_batch else 40
+        self.batches = cycle(list(zip(inputs.split(size), targets.split(size), strict=True)))
+        self.optimizer = wrap(torch.optim.Adam(self.model.parameters(), lr=1e-3))
         self.loss = nn.MSELoss()
 
-    def epoch(self) -> float:
-        """Processor seconds per step: what else runs on the machine does not count."""
+    def block(self) -> float:
+        """Processor seconds per step, without other processes of the machine."""
         start = time.process_time()
-        for inputs, targets in self.batches:
+        for inputs, targets in islice(self.batches, BLOCK):
             self.optimizer.zero_grad()
             self.loss(self.model(inputs), targets).backward()
             self.optimizer.step()
-        return (time.process_time() - start) / len(self.batches)
+        return (time.process_time() - start) / BLOCK
 
 
 def small_rows(rounds: int, reference: Any) -> list[list[object]]:
     """Rows about the network of 8,897 parameters, on one thread."""
-    plain = Training(lambda base: base)
-    ours = [Training(partial(Anderson, **case.options)) for case in CASES]
+    plain = [Training(lambda base: base, whole_batch) for whole_batch in (False, True)]
+    ours = [Training(partial(Anderson, **case.options), case.whole_batch) for case in CASES]
     theirs = {
         case.name: Training(partial(accelerated_by, reference, history_size=10, **case.reference))
         for case in CASES
         if reference and case.reference is not None
     }
     with threads(1):
-        times = take_turns([run.epoch for run in (plain, *ours, *theirs.values())], rounds, warmup=4)
-    base, *rest = times
+        times = take_turns([run.block for run in (*plain, *ours, *theirs.values())], rounds, warmup=4)
+    batches, whole_batch, *rest = times
     references = dict(zip(theirs, rest[len(CASES) :], strict=True))
     return [
-        _small_row(case, base, seconds, accepted(run.optimizer), references.get(case.name))
+        _small_row(case, whole_batch if case.whole_batch else batches, seconds, run, references.get(case.name))
         for case, seconds, run in zip(CASES, rest, ours, strict=False)
     ]
 
 
 def _small_row(
-    case: Case, base: Sequence[float], ours: Sequence[float], share: str, theirs: Sequence[float] | None
+    case: Case, base: Sequence[float], ours: Sequence[float], run: Training, theirs: Sequence[float] | None
 ) -> list[object]:
     measured = 1e6 * difference(ours, base) if case.microseconds else ratio(ours, base)
     unit = "us added" if case.microseconds else "x base"
-    return [case.name, measured, case.limit or "-", unit, share, ratio(theirs, base) if theirs else "-"]
+    counts = jumps(run.optimizer), accepted(run.optimizer)
+    return [case.name, measured, case.limit or "-", unit, *counts, ratio(theirs, base) if theirs else "-"]
 
 
-def large_row(rounds: int, reference: Any, history_size: int = 20) -> list[object]:
-    """Row about the shapes of ResNet-50, random gradients, on two threads: added time in readings of the history."""
+class LargeCase(NamedTuple):
+    """One row about the shapes of ResNet-50."""
+
+    name: str
+    options: dict[str, Any]
+    limit: float | None = None
+    noise: float = 0.01
+    """Of each entry of the gradient; the default options would rest."""
+    reference: bool = False
+
+
+LARGE_CASES = [
+    LargeCase("default options, no noise", {}, noise=0.0),
+    LargeCase("p = q = 1, residual safeguard", {"residual": "step"}, 2.5),
+    LargeCase("p = q = 1, no safeguard", {"residual": "step", "safeguard": None}, 2.5, reference=True),
+]
+
+
+def large_row(case: LargeCase, rounds: int, reference: Any, history_size: int = 20) -> list[object]:
+    """Row about the shapes of ResNet-50, on two threads: added time in readings of the history."""
     shapes = resnet50_shapes()
     n = sum(math.prod(shape) for shape in shapes)
     with threads(2):
-        wrapped = [Anderson(_sgd(shapes), period=1, history_size=history_size, safeguard=None)]
+        wrapped = [Anderson(_sgd(shapes), history_size=history_size, **case.options)]
         base = _sgd(shapes)
         buffers = torch.randn(2, history_size, n)
-        rounds_of = [lambda: timed(buffers.sum), lambda: _timed_step(base), lambda: _timed_step(wrapped[0])]
+        step = partial(_timed_step, noise=case.noise)
+        rounds_of = [lambda: timed(buffers.sum), lambda: step(base), lambda: step(wrapped[0])]
         read, plain, ours = take_turns(rounds_of, rounds, warmup=history_size + 2)
-        share = accepted(wrapped.pop())
+        counts = jumps(wrapped[0]), accepted(wrapped.pop())
         added_by_reference: object = "-"
-        if reference:
+        if reference and case.reference:
             theirs = accelerated_by(reference, _sgd(shapes), history_size)
-            [seconds] = take_turns([lambda: _timed_step(theirs)], max(rounds // 3, 3), warmup=history_size + 2)
+            [seconds] = take_turns([lambda: step(theirs)], max(rounds // 3, 3), warmup=history_size + 2)
             added_by_reference = (median(seconds) - median(plain)) / median(read)
     added = median(o - p for o, p in zip(ours, plain, strict=True)) / median(read)
-    return [f"ResNet-50, m = {history_size}", added, 2.0, "x reading", share, added_by_reference]
+    name = f"ResNet-50, m = {history_size}, {case.name}"
+    return [name, added, case.limit or "-", "x reading", *counts, added_by_reference]
+
+
+def groups_row(rounds: int, count: int = 1000) -> list[object]:
+    """Row about very many groups of one tensor: added time, relative to that for one group of the same tensors."""
+    paper = partial(Anderson, **EVERY_STEP)
+    with threads(1):
+        apart, together = (
+            [_many(count, split, wrap) for wrap in (lambda base: base, paper)] for split in (True, False)
+        )
+        steps = [partial(_timed_step, optimizer, time.process_time) for optimizer in (*apart, *together)]
+        base_apart, ours_apart, base_together, ours_together = take_turns(steps, rounds, warmup=12)
+    added = difference(ours_apart, base_apart) / difference(ours_together, base_together)
+    counts = jumps(apart[1]), accepted(apart[1])
+    return [f"p = q = 1, {count:,} groups of one tensor", added, 2.0, "x one group", *counts, "-"]
+
+
+def _many(count: int, split: bool, wrap: Callable[[torch.optim.Optimizer], Any]) -> Any:
+    torch.manual_seed(0)
+    params = [nn.Parameter(torch.randn(3)) for _ in range(count)]
+    return wrap(torch.optim.SGD([{"params": [param]} for param in params] if split else params, lr=1e-3))
 
 
 def _sgd(shapes: Sequence[tuple[int, ...]]) -> torch.optim.Optimizer:
@@ -131,11 +176,15 @@ def _sgd(shapes: Sequence[tuple[int, ...]]) -> torch.optim.Optimizer:
     return torch.optim.SGD(params, lr=1e-3)
 
 
-def _timed_step(optimizer: Any) -> float:
-    """Seconds of one step with noisy gradients of a parabola."""
-    for param in optimizer.param_groups[0]["params"]:
-        param.grad = torch.randn_like(param).mul_(0.01).add_(param.detach())
-    return timed(optimizer.step)
+def _timed_step(optimizer: Any, clock: Callable[[], float] = time.perf_counter, noise: float = 0.01) -> float:
+    """Seconds of one step with gradients of a paraboloid of condition 100, plus noise."""
+    for group in optimizer.param_groups:
+        for param in group["params"]:
+            curvature = torch.logspace(-2, 0, param.numel()).reshape(param.shape)
+            param.grad = curvature.mul_(param.detach())
+            if noise:
+                param.grad.add_(torch.randn_like(param), alpha=noise)
+    return timed(optimizer.step, clock)
 
 
 def resnet50_shapes() -> list[tuple[int, ...]]:
@@ -176,18 +225,18 @@ def accelerated_by(reference: Any, base: torch.optim.Optimizer, history_size: in
 
 
 def take_turns(measures: Sequence[Callable[[], float]], rounds: int, warmup: int) -> list[list[float]]:
-    """What each measure returned, round by round; all are disturbed alike by what else the machine does."""
+    """The results of each measure, round by round; interleaved, so that other load affects all of them equally."""
     for _ in range(warmup):
         for measure in measures:
             measure()
     return [list(column) for column in zip(*([measure() for measure in measures] for _ in range(rounds)), strict=True)]
 
 
-def timed(call: Callable[[], Any]) -> float:
+def timed(call: Callable[[], Any], clock: Callable[[], float] = time.perf_counter) -> float:
     """Seconds that a call takes."""
-    start = time.perf_counter()
+    start = clock()
     call()
-    return time.perf_counter() - start
+    return clock() - start
 
 
 def ratio(times: Sequence[float], base: Sequence[float]) -> float:
@@ -200,8 +249,13 @@ def ratio(times: Sequence[float], base: Sequence[float]) -> float:
 
 
 def difference(times: Sequence[float], base: Sequence[float]) -> float:
-    """Median over rounds of time less the base's time."""
+    """Median over rounds of the time minus that of the base."""
     return median(a - b for a, b in zip(times, base, strict=True))
+
+
+def jumps(optimizer: Anderson) -> int:
+    """The number of accepted jumps."""
+    return optimizer.stats.counts["accepted"]
 
 
 def accepted(optimizer: Anderson) -> str:
@@ -231,8 +285,9 @@ def main() -> None:
     reference = import_reference() if arguments.reference else None
     print(header())
     rows = small_rows(10 if arguments.quick else 60, reference)
+    rows.append(groups_row(30 if arguments.quick else 100))
     if not arguments.quick:
-        rows.append(large_row(15, reference))
+        rows += [large_row(case, 15, reference) for case in LARGE_CASES]
     print(table(rows, COLUMNS))
 
 

@@ -3,17 +3,17 @@
 It shares no code with the library. The history is a plain list of pairs; the differences are formed anew at every
 acceleration and solved by SVD; speed and memory are no concern. Tests run both side by side in float64.
 
-    w       flat parameters before the first of the s base steps of a pair, s = residual_steps
-    u       w + r: parameters after the last of them
+    w       flat parameters before the base step of a pair
+    u       w + r: parameters after it
     r       the residual u - w
-    rate    what r is proportional to: the largest learning rate of the groups, summed over the steps of the pair
+    rate    what r is proportional to: the largest learning rate of the groups
     g       the coefficients, argmin |r - R g|; oldest column first
 """
 
 import copy
+import itertools
 from collections.abc import Callable
-from itertools import pairwise
-from math import isclose
+from math import inf, isclose
 from typing import NamedTuple, Protocol
 
 import torch
@@ -50,7 +50,7 @@ class Pending(NamedTuple):
 
 
 class TextbookAnderson:
-    """Anderson acceleration of `base`, with the options of `torch_anderson.Anderson`.
+    """Anderson acceleration of `base`, with the options of `torch_anderson.Anderson(residual="step")`.
 
     `mixing` exists here only: "paper" is the library's, "b" and "anderson" are two other readings of beta. `last`
     describes the last acceleration: its coefficients, its gain |r - R g| / |r|, and as its cause "accepted", "pending"
@@ -62,36 +62,28 @@ class TextbookAnderson:
         base: Optimizer,
         *,
         history_size: int = 10,
-        period: int = 10,
+        period: int = 1,
         store_period: int = 1,
-        residual_steps: int = 1,
         relaxation: float = 1.0,
         mixing: str = "paper",
         warmup: int = 0,
         average: Average | None = None,
-        regularization: float | None = 0.0,
-        max_jump: float = 2.0,
-        safeguard: str | None = "descent",
+        regularization: float = 0.0,
+        max_jump: float = inf,
+        safeguard: str | None = "residual",
         max_gain: float = 0.98,
-        trusted_gain: float = 0.9,
-        smooth: float = 0.9,
-        noise_regularization: float = 0.1,
     ) -> None:
         self.base = base
         self.history_size, self.period, self.store_period = history_size, period, store_period
-        self.residual_steps, self.relaxation, self.mixing, self.warmup = residual_steps, relaxation, mixing, warmup
+        self.relaxation, self.mixing, self.warmup = relaxation, mixing, warmup
         self.average, self.regularization = average, regularization
         self.max_jump, self.safeguard, self.max_gain = max_jump, safeguard, max_gain
-        self.trusted_gain, self.smooth = trusted_gain, smooth
-        self.noise_regularization = noise_regularization
         self.k = 0
-        self.pairs_since_jump = 0
         self.restarts = 0
         self.pairs: list[Pair] = []
         self.window: list[Tensor] = []
         self.last: dict | None = None
         self.pending: Pending | None = None
-        self.open_pair: list[tuple[Tensor, float]] = []  # weights before each of its steps so far, and the rates
 
     def step(self, closure: Callable | None = None, loss_fn: Callable | None = None):
         """One base step, then whatever is due after it."""
@@ -103,15 +95,14 @@ class TextbookAnderson:
         self.k += 1
         if self.pending and not self._settle(self.pending, u - w, rate):
             return loss
-        pair = self._pair(w, u, rate)
         jump = None
-        if pair:
-            self._store(pair)
+        if self._stores(self.k):
+            self._store(Pair(w, (u - w) / self._scale(rate), rate, self._group_rates()))
             jump = self._accelerate(loss_fn)
         if self.pending:
             return loss
         if jump is not None:
-            self._accept(jump)
+            self._write(jump)
         if self.average:
             self._average(self.average, jump, u, r=u - w)
         return loss
@@ -120,7 +111,7 @@ class TextbookAnderson:
         """Drop what does not survive weights that were written from elsewhere; the stored pairs stay."""
         if self.pending and self.last:
             self.last["cause"] = "outside_write"
-        self.pending, self.open_pair, self.window = None, [], []
+        self.pending, self.window = None, []
 
     def reset(self) -> None:
         """Forget all that was measured; the weights stay."""
@@ -131,8 +122,6 @@ class TextbookAnderson:
 
     def _measured(self, k: int) -> bool:
         """Whether step k has to know the weights before it; what it leaves unmeasured costs nothing."""
-        if self.residual_steps > 1:
-            return self._begins_pair(k)
         return self.average is not None or self.pending is not None or self._stores(k)
 
     def _counts(self, measured: bool, w: Tensor, u: Tensor) -> bool:
@@ -145,29 +134,9 @@ class TextbookAnderson:
 
     # Pairs
 
-    def _begins_pair(self, k: int) -> bool:
-        """Of several steps: pairs follow upon each other, the last one ends with the period."""
-        return k > self.warmup and (k - 1) % self.residual_steps == 0
-
     def _stores(self, k: int) -> bool:
-        """Of one step."""
+        """Whether the pair of step k is stored."""
         return k > self.warmup and (k % self.store_period == 0 or k % self.period == 0)
-
-    def _pair(self, w: Tensor, u: Tensor, rate: float) -> Pair | None:
-        """The pair that step k, from w to u, completes; of several steps only if it was seen from its start."""
-        if self.residual_steps == 1:
-            return self._make_pair(w, u, rate) if self._stores(self.k) else None
-        if not self.open_pair and not self._begins_pair(self.k):
-            return None
-        self.open_pair.append((w, rate))
-        if len(self.open_pair) < self.residual_steps:
-            return None
-        starts, rates = zip(*self.open_pair, strict=True)
-        self.open_pair = []
-        return self._make_pair(starts[0], u, sum(rates) if self._proportional() else rate)
-
-    def _make_pair(self, w: Tensor, u: Tensor, rate: float) -> Pair:
-        return Pair(w, (u - w) / self._scale(rate), rate, self._group_rates())
 
     def _proportional(self) -> bool:
         return not isinstance(self.base, NOT_PROPORTIONAL_TO_LR)
@@ -179,7 +148,6 @@ class TextbookAnderson:
         if self.pairs and not self._comparable(self.pairs[-1].rates, pair.rates):
             self._restart()
         self.pairs = [*self.pairs, pair][-(self.history_size + 1) :]
-        self.pairs_since_jump += 1
 
     def _comparable(self, before: tuple[float, ...], now: tuple[float, ...]) -> bool:
         """Whether residuals at these rates of the groups follow from each other by one common factor.
@@ -193,7 +161,7 @@ class TextbookAnderson:
         return all(isclose(a * max(now), b * max(before), rel_tol=1e-9) for a, b in pairs)
 
     def _restart(self) -> None:
-        self.pairs, self.pairs_since_jump = [], 0
+        self.pairs = []
         self.restarts += 1
 
     # Extrapolation
@@ -206,7 +174,7 @@ class TextbookAnderson:
         g = self._coefficients(r, R)
         gain = ((r - R @ g).norm() / r.norm()).item()
         candidate = self._mix(w, r, W, R, g)
-        cause = self._reason_to_skip(r, R, gain, loss_fn) or self._judge(candidate, w, r, loss_fn)
+        cause = self._reason_to_skip(gain, loss_fn) or self._judge(candidate, w, loss_fn)
         self.last = {"coefficients": g, "gain": gain, "cause": cause}
         if cause == "pending":
             self._suspend(candidate)
@@ -225,19 +193,11 @@ class TextbookAnderson:
             return r.new_full((R.shape[1],), torch.nan)
         norms = R.norm(dim=0)
         norms = torch.where(norms == 0, 1.0, norms)
-        damping = self._regularization(R) ** 0.5 * torch.eye(len(norms), dtype=r.dtype)
+        damping = self.regularization**0.5 * torch.eye(len(norms), dtype=r.dtype)
         matrix = torch.cat([R / norms, damping])
         target = torch.cat([r, r.new_zeros(len(norms))])
         # gelsd: the solution of least norm, so that columns that say nothing get nothing.
         return torch.linalg.lstsq(matrix, target[:, None], driver="gelsd").solution[:, 0] / norms
-
-    def _regularization(self, R: Tensor) -> float:
-        """None: pairs of several steps are regularized by the share of noise in R. It is 0 for a smooth path, 1 where
-        consecutive columns have the cosine of white noise's differences, -1/2, and linear between."""
-        if self.regularization is not None:
-            return self.regularization
-        share = (1 - self._smoothness(R, R.shape[1])) / (1 + 1 / 2)
-        return 1e-12 + self.noise_regularization * min(share, 1.0) * (self.residual_steps > 1)
 
     def _mix(self, w: Tensor, r: Tensor, W: Tensor, R: Tensor, g: Tensor) -> Tensor:
         beta = self.relaxation
@@ -252,40 +212,16 @@ class TextbookAnderson:
 
     # Safeguards
 
-    def _reason_to_skip(self, r: Tensor, R: Tensor, gain: float, loss_fn: Callable | None) -> str:
+    def _reason_to_skip(self, gain: float, loss_fn: Callable | None) -> str:
         if self.safeguard == "loss" and loss_fn is None:
             return "no_loss"
-        cautious = self.safeguard == "descent"
-        if cautious and self.residual_steps == 1 and self._looks_noisy(R, self.pairs_since_jump - 1):
-            return "noisy"
-        if gain > self.max_gain:
-            return "no_gain"
-        if not cautious:
-            return ""
-        # As many columns as this explain some of any residual: the gain that n - columns free numbers would show.
-        # Where the columns are more than half as many as the numbers, a gain shows nothing.
-        n, columns = len(r), int((R.norm(dim=0) > 0).sum())
-        most = self.trusted_gain if self.residual_steps == 1 else self.max_gain
-        return "" if columns <= n / 2 and gain * (n / (n - columns)) ** 0.5 <= most else "no_gain"
+        return "no_gain" if gain > self.max_gain else ""
 
-    def _looks_noisy(self, R: Tensor, newest: int) -> bool:
-        """By the changes since the last jump. One of them tells nothing; where only one is kept there is no telling."""
-        unknown = R.shape[1] > 1 and newest < 2
-        return unknown or self._smoothness(R, newest) < self.smooth
-
-    def _smoothness(self, R: Tensor, newest: int) -> float:
-        """Mean cosine between consecutive changes of the residual, over the newest; 1 if there are none."""
-        changes = R.T[-newest:] if newest > 0 else []
-        cosines = [torch.cosine_similarity(a, b, dim=0) for a, b in pairwise(changes) if a.any() and b.any()]
-        return torch.stack(cosines).mean().item() if cosines else 1.0
-
-    def _judge(self, candidate: Tensor, w: Tensor, r: Tensor, loss_fn: Callable | None) -> str:
+    def _judge(self, candidate: Tensor, w: Tensor, loss_fn: Callable | None) -> str:
         if not candidate.isfinite().all():
             return "nonfinite"
         if (candidate - w).norm() > self.max_jump * self._path():
             return "too_long"
-        if self.safeguard == "descent":  # further along the residual than the plain step
-            return "accepted" if (candidate - w) @ r > r @ r else "descent"
         if self.safeguard == "residual":
             return "pending"
         return self._judge_by_loss(candidate, loss_fn) if loss_fn and self.safeguard == "loss" else "accepted"
@@ -316,7 +252,6 @@ class TextbookAnderson:
         assert self.last  # the acceleration that made the jump
         if (r / self._scale(rate)).norm() < pending.norm:
             self.last["cause"] = "accepted"
-            self.pairs_since_jump = 0
             self._restart_window(pending.jump)
             return True
         self.last["cause"] = "residual"
@@ -326,10 +261,6 @@ class TextbookAnderson:
         self.base.state.update(pending.base_state)
         self._push(pending.u)
         return False
-
-    def _accept(self, jump: Tensor) -> None:
-        self._write(jump)
-        self.pairs_since_jump = 0
 
     # Averaging
 
@@ -386,3 +317,18 @@ def detrended_variance(points: Tensor) -> Tensor:
     line = torch.stack([torch.ones_like(time), time], dim=1)
     misfit = points - line @ torch.linalg.lstsq(line, points).solution
     return misfit.square().sum(0) / (len(points) - 2)
+
+
+def lbfgs_direction(pairs: list[tuple[torch.Tensor, torch.Tensor]]) -> torch.Tensor:
+    """-H g by the two loops of limited-memory BFGS (Nocedal and Wright, Algorithm 7.4), for pairs (point, gradient)."""
+    steps = [(b[0] - a[0], b[1] - a[1]) for a, b in itertools.pairwise(pairs)]
+    q = pairs[-1][1].clone()
+    alphas = []
+    for s, y in reversed(steps):
+        alphas.append(s @ q / (y @ s))
+        q -= alphas[-1] * y
+    s, y = steps[-1]
+    q *= s @ y / (y @ y)
+    for (s, y), alpha in zip(steps, reversed(alphas), strict=True):
+        q += (alpha - y @ q / (y @ s)) * s
+    return -q

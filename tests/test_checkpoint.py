@@ -3,9 +3,13 @@
 import copy
 import io
 import pickle
+import random
+from functools import partial
 
 import pytest
+import pytorch_optimizer
 import torch
+from torch import nn
 from torch.distributed.checkpoint.state_dict import (
     StateDictOptions,
     get_model_state_dict,
@@ -14,9 +18,21 @@ from torch.distributed.checkpoint.state_dict import (
     set_optimizer_state_dict,
 )
 from torch.optim import SGD, Adam, AdamW, lr_scheduler
-from training import BASES, EAGER, assert_counters_add_up, assert_same, counts, make, make_model, train, weights
+from training import (
+    BASES,
+    EAGER,
+    assert_counters_add_up,
+    assert_same,
+    batch,
+    counts,
+    loss_of,
+    make,
+    make_model,
+    train,
+    weights,
+)
 
-from torch_anderson import Anderson, MovingAverage
+from torch_anderson import Anderson, GaussNewton, MovingAverage
 
 OPTIONS = {
     "plain": {},
@@ -193,6 +209,105 @@ def test_a_base_without_dictionaries_resumes_with_an_empty_history():
     train(model, optimizer, 20, start=5)
     train(again, other, 20, start=5)
     assert_same(weights(again), weights(model))
+
+
+# ------------------------------------------------------------------------------------------ parts that are frozen
+
+
+def train_with_outputs(model, optimizer, steps, start):
+    for i in range(start, steps):
+        optimizer.zero_grad()
+        loss_of(model, i).backward()
+        optimizer.step(**({"outputs": partial(predictions, model, i)} if isinstance(optimizer, GaussNewton) else {}))
+
+
+def predictions(model, i):
+    inputs, targets = batch(i)
+    return model(inputs), targets
+
+
+def freeze(model, frozen):
+    for layer in (0, 1, 2):
+        model[layer].requires_grad_(layer not in frozen)
+
+
+@pytest.mark.parametrize("seed", range(100))
+def test_a_run_resumed_with_other_parts_frozen_is_the_run_that_was_never_interrupted(seed):
+    """Four resumes each. Entries of a parameter that took no part for a while are old, and must not be believed."""
+    rng = random.Random(seed)
+    base = rng.choice(["sgd", "momentum", "adamw_foreach", "adagrad"])
+    options = rng.choice([{}, {**EAGER, "safeguard": "residual"}, {"residual_steps": 3, "period": 3}, EAGER])
+    wrap = rng.choice([partial(Anderson, **options), partial(GaussNewton, loss="mse", budget=0.9)])
+    split = rng.random() < 0.5
+
+    def build():
+        torch.manual_seed(0)
+        model = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4), nn.Linear(4, 1))
+        groups = [{"params": layer.parameters()} for layer in model] if split else model.parameters()
+        return model, wrap(BASES[base](groups))
+
+    live, expected = build()
+    model, optimizer = build()
+    step = 0
+    for _ in range(5):
+        frozen, steps = rng.sample(range(3), rng.choice([0, 0, 1, 2])), rng.choice([1, 4, 9, 21])
+        saved = through_a_file({"model": model.state_dict(), "optimizer": optimizer.state_dict()})
+        model, optimizer = build()
+        freeze(model, frozen)
+        freeze(live, frozen)
+        optimizer.load_state_dict(saved["optimizer"])
+        model.load_state_dict(saved["model"])
+        train_with_outputs(model, optimizer, step + steps, start=step)
+        train_with_outputs(live, expected, step + steps, start=step)
+        step += steps
+        assert_same(weights(model), weights(live))
+        assert counts(optimizer) == counts(expected)
+
+
+# ------------------------------------------------------------------------- bases with a layout of their own
+
+
+def lookahead(params):
+    return pytorch_optimizer.Lookahead(SGD(params, lr=0.1, momentum=0.5))
+
+
+def schedule_free(params):
+    base = pytorch_optimizer.ScheduleFreeWrapper(SGD(params, lr=0.1))
+    base.train()
+    return base
+
+
+@pytest.mark.parametrize("wrap", [partial(Anderson, **EAGER), partial(GaussNewton, loss="mse", budget=0.9)])
+@pytest.mark.parametrize("base", [lookahead, schedule_free])
+def test_a_base_with_a_layout_of_its_own_resumes_bit_for_bit(base, wrap):
+    def build():
+        model = make_model()
+        return model, wrap(base(model.parameters()))
+
+    model, optimizer = build()
+    train_with_outputs(model, optimizer, 20, start=0)
+    again, other = resumed(model, optimizer, build)
+    train_with_outputs(model, optimizer, 45, start=20)
+    train_with_outputs(again, other, 45, start=20)
+    assert_same(weights(again), weights(model))
+    assert counts(other) == counts(optimizer)
+    assert optimizer.stats.counts["accepted"] > 0
+
+
+@pytest.mark.parametrize("base", [lookahead, schedule_free])
+def test_a_checkpoint_of_a_bare_base_with_a_layout_of_its_own_starts_an_empty_history(base):
+    bare = base(make_model().parameters())
+    model = make_model()
+    optimizer = Anderson(base(model.parameters()), **EAGER)
+    optimizer.load_state_dict(bare.state_dict())
+    train_with_outputs(model, optimizer, 20, start=0)
+    assert optimizer.stats.counts["accepted"] > 0
+
+
+@pytest.mark.parametrize("base", [lookahead, schedule_free])
+def test_a_base_that_keeps_its_state_in_another_optimizer_cannot_take_back_a_jump(base):
+    with pytest.raises(ValueError, match=r"Invalid safeguard: 'residual'\..*inner optimizer"):
+        Anderson(base(make_model().parameters()), safeguard="residual")
 
 
 # ------------------------------------------------------------------------------- wrapped and unwrapped

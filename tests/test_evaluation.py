@@ -1,6 +1,7 @@
 """The loss safeguard: what it decides, and that looking leaves no trace."""
 
 import copy
+from threading import Event, Thread
 
 import pytest
 import torch
@@ -52,6 +53,55 @@ def test_looking_leaves_random_state_buffers_and_gradients_untouched():
     expected, _ = run_restless(lambda params: Adam(params, lr=1e-2))
     assert optimizer.stats.as_dict()["rejected_loss"] > 0
     assert_same(seen, expected)
+
+
+def test_an_evaluation_leaves_modules_of_other_threads_alone():
+    """A loss function in which another thread counts batches in its own BatchNorm."""
+    other, optimizer_of = nn.BatchNorm1d(4), lambda params: Anderson(SGD(params, lr=1e-2), **GUARDED)
+    model = restless_model()
+    optimizer, calls = optimizer_of(model.parameters()), []
+
+    def loss_fn():
+        thread = Thread(target=other, args=(INPUTS,))
+        thread.start()
+        thread.join()
+        calls.append(1)
+        return restless_loss(model)
+
+    for _ in range(20):
+        optimizer.zero_grad()
+        restless_loss(model).backward()
+        optimizer.step(loss_fn=loss_fn)
+    assert int(other.num_batches_tracked) == len(calls) > 0
+    assert int(model[1].num_batches_tracked) == 20
+
+
+def test_gradients_and_buffers_of_a_model_in_another_thread_are_its_own():
+    """Training in one thread beside evaluations in another: as many batches as were made, and no error."""
+    stop = Event()
+    model, optimizer = make("sgd", safeguard="loss", period=1)
+
+    def evaluate_all_the_time():
+        i = 0
+        while not stop.is_set():
+            train(model, optimizer, i + 1, start=i, loss_fn=lambda: loss_of(model, 0))
+            i += 1
+
+    thread = Thread(target=evaluate_all_the_time)
+    thread.start()
+    try:
+        torch.manual_seed(0)
+        beside = nn.Sequential(nn.Linear(4, 8), nn.BatchNorm1d(8), nn.Linear(8, 1))
+        base = SGD(beside.parameters(), lr=1e-2)
+        for _ in range(500):
+            base.zero_grad()
+            restless_loss(beside).backward()
+            base.step()
+    finally:
+        stop.set()
+        thread.join()
+    assert int(beside[1].num_batches_tracked) == 500
+    assert optimizer.stats.counts["extra_evaluations"] > 0
 
 
 def test_both_losses_are_taken_with_the_same_random_numbers():

@@ -346,12 +346,33 @@ def assert_within(limit, steps, summary=max):
         assert found <= allowed, f"{found} {name}, limit {allowed}: {sum((cost.names for cost in steps), Counter())}"
 
 
+EVERY_STEP = {"period": 1, "store_period": 1, "safeguard": "residual"}
+
+
+@on_device
+def test_the_mean_cost_of_an_acceleration_in_each_step_is_limited():
+    cases = [(partial(network, *widths), base) for widths in MODELS.values() for base in BASES.values()]
+    found = [cost for problem, base in cases for cost in costs(problem, base, 50, **EVERY_STEP)[9:]]
+    assert_within("p = q = 1, safeguard residual, mean", found, fmean)
+
+
 @pytest.mark.parametrize("model", MODELS)
 @pytest.mark.parametrize("base", BASES)
 @on_device
-def test_the_mean_cost_of_an_acceleration_in_each_step_is_limited(base, model):
-    found = costs(partial(network, *MODELS[model]), BASES[base], 50, period=1, store_period=1, safeguard="residual")
-    assert_within("p = q = 1, safeguard residual, mean", found[9:], fmean)
+def test_an_acceleration_waits_once_and_a_decision_on_it_once(base, model):
+    """Up to two waits a step where all jumps are accepted: the next acceleration is made in the step that decides."""
+    params, backward = network(*MODELS[model])
+    optimizer = Anderson(BASES[base](params), **EVERY_STEP)
+    for _ in range(50):
+        before = optimizer.stats.counts.copy()
+        optimizer.zero_grad()
+        backward()
+        with counted() as cost:
+            optimizer.step()
+        made = optimizer.stats.counts - before
+        decided = made["accepted"] + made["rejected_residual"]
+        accelerations = made["attempted"] + sum(n for name, n in made.items() if name.startswith("skipped_"))
+        assert cost.waits <= decided + accelerations
 
 
 @pytest.mark.parametrize("model", MODELS)

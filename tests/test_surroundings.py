@@ -1,13 +1,14 @@
 """What the world around a step may do: swap memory, cast, schedule strangely, keep odd state, drop groups."""
 
 import copy
+from functools import partial
 from typing import Any
 
 import pytest
 import torch
 from torch import nn
 
-from torch_anderson import Anderson, MovingAverage, fixed_point
+from torch_anderson import Anderson, GaussNewton, MovingAverage, fixed_point
 
 
 class SwappingSGD(torch.optim.Optimizer):
@@ -28,7 +29,7 @@ def two_groups(seed: int = 0) -> list[dict[str, Any]]:
     return [{"params": [make(30)]}, {"params": [make(40)]}]
 
 
-def run(optimizer: Anderson, steps: int) -> list[torch.Tensor]:
+def run(optimizer: torch.optim.Optimizer, steps: int) -> list[torch.Tensor]:
     params = [p for group in optimizer.param_groups for p in group["params"]]
     for _ in range(steps):
         for p in params:
@@ -101,6 +102,92 @@ def test_state_that_is_no_dictionary_survives_construction_and_copies() -> None:
     optimizer = Anderson(base)
     run(optimizer, 12)
     run(copy.deepcopy(optimizer), 3)
+
+
+class WithoutArguments(torch.optim.SGD):
+    """Neither ``step`` nor ``zero_grad`` takes one."""
+
+    def step(self) -> None:  # type: ignore[override]
+        super().step()
+
+    def zero_grad(self) -> None:  # type: ignore[override]
+        super().zero_grad()
+
+
+class Freeing(torch.optim.SGD):
+    """Sets all gradients to None at the end of a step, to save memory."""
+
+    def step(self, closure: Any = None) -> None:  # type: ignore[override]
+        super().step(closure)
+        for group in self.param_groups:
+            for p in group["params"]:
+                p.grad = None
+
+
+def train_plainly() -> list[torch.Tensor]:
+    return run(torch.optim.SGD(two_groups(), lr=0.5), 40)
+
+
+ACCELERATORS = [
+    Anderson,
+    partial(Anderson, period=1, safeguard="residual"),
+    partial(Anderson, residual_steps=5),
+    partial(GaussNewton, budget=0.9),
+]
+
+
+@pytest.mark.parametrize("accelerate", ACCELERATORS)
+@pytest.mark.parametrize("base", [WithoutArguments, Freeing])
+def test_a_base_without_arguments_or_that_frees_gradients_is_accelerated_as_any_other(base: Any, accelerate: Any):
+    def train(kind: Any) -> tuple[list[torch.Tensor], Any]:
+        params = [p for group in two_groups() for p in group["params"]]
+        idle = nn.Parameter(torch.ones(3))
+        optimizer = accelerate(kind([*params, idle], lr=0.5))
+        slopes = [torch.linspace(0.01, 1, p.numel(), dtype=p.dtype) for p in params]
+
+        def outputs() -> list[torch.Tensor]:
+            return [p * slope.sqrt() for p, slope in zip(params, slopes, strict=True)]
+
+        for _ in range(40):
+            optimizer.zero_grad()
+            for p, slope in zip(params, slopes, strict=True):
+                p.grad = p.detach() * slope
+            optimizer.step(**({"outputs": outputs} if isinstance(optimizer, GaussNewton) else {}))
+        assert torch.equal(idle.detach(), torch.ones(3))
+        return [p.detach() for p in params], optimizer
+
+    (ours, optimizer), (expected, twin) = train(base), train(torch.optim.SGD)
+    assert optimizer.stats.counts["accepted"] == twin.stats.counts["accepted"] > 0
+    if base is Freeing and isinstance(optimizer, GaussNewton):  # it finds no gradient to go along
+        assert sum(p.square().sum() for p in ours) < 0.1 * sum(p.square().sum() for p in train_plainly())
+    else:
+        assert all(map(torch.equal, ours, expected))
+
+
+@pytest.mark.parametrize("accelerate", ACCELERATORS)
+@pytest.mark.parametrize("which", [0, 1])
+def test_a_group_that_is_removed_is_left_alone_and_the_others_go_on(which: int, accelerate: Any) -> None:
+    optimizer = accelerate(torch.optim.SGD(two_groups(), lr=0.5))
+    run(optimizer, 6)
+    removed = optimizer.param_groups.pop(which)["params"][0]
+    before = removed.detach().clone()
+    run(optimizer, 30)
+    assert torch.equal(removed.detach(), before)
+    assert len(optimizer.state_dict()["param_groups"]) == 1
+    copy.deepcopy(optimizer)
+
+
+def test_looking_at_the_state_in_inference_mode_before_the_first_step_does_no_harm() -> None:
+    """Adagrad has state from the start, so that ours is built at the first look."""
+    results = []
+    for looks in (True, False):
+        optimizer = Anderson(torch.optim.Adagrad(two_groups(), lr=0.5), period=3, average=MovingAverage(3))
+        if looks:
+            with torch.inference_mode():
+                assert optimizer.state_dict()["state"]
+                dict(optimizer.state)
+        results.append(run(optimizer, 30))
+    assert all(map(torch.equal, *results))
 
 
 def test_a_group_taken_out_from_before_others_does_not_shift_their_rates() -> None:

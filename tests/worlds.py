@@ -185,6 +185,12 @@ class World:
             for group in self.optimizer.param_groups
         ]
 
+    def has_layers_without(self, which: int) -> bool:
+        """Whether another group than this one has parameters of the layers."""
+        first, second, *_ = self.model.parts()
+        groups = [group for i, group in enumerate(self.optimizer.param_groups) if i != which]
+        return any(param in {*first, *second} for group in groups for param in group["params"])
+
     # Copies
 
     def like(self, model: Model, optimizer: Any) -> "World":

@@ -23,7 +23,7 @@ FOLDER = Path(__file__).parents[2] / "docs/results/scaling"
 
 
 def machines(bandwidth: float | None, latency: float | None) -> Mapping[str, Machine]:
-    """As assumed, or as given: in GB/s and microseconds."""
+    """The assumed machines, with the given GB/s and microseconds if there are any."""
     given = {
         **({"bandwidth": bandwidth * 1e9} if bandwidth else {}),
         **({"latency": latency * 1e-6} if latency else {}),
@@ -37,7 +37,7 @@ def all_checks() -> list[Check]:
     for model in MODELS:
         print(f"{MODELS[model].title}: memory", flush=True)
         found += memory_checks([model], RANKS, FULL)
-        found += memory_checks([model], RANKS[:-1], LEAN)  # to cut parameters in 1,536 takes a minute
+        found += memory_checks([model], RANKS[:-1], LEAN)  # cutting parameters into 1,536 parts takes a minute
     for layout, ranks, setting in TRAINED:
         print(f"ResNet-50: {layout} on {ranks} ranks", flush=True)
         found += acceleration_checks("resnet50", layout, ranks, setting)
@@ -45,13 +45,13 @@ def all_checks() -> list[Check]:
 
 
 def told_bytes() -> int:
-    """What a rank with ResNet-50 tells all others at the first step."""
+    """Bytes that a rank with ResNet-50 sends to all others at the first step."""
     with simulation.world(LARGEST):
         return simulation.told_bytes(simulation.build(MODELS["resnet50"].shapes, "ddp-sharded", FULL, device="cpu"))
 
 
 def write_table(path: Path, rows: Iterable[Row]) -> None:
-    """As CSV; what a row lacks stays empty."""
+    """Write rows as CSV; missing values stay empty."""
     rows = list(rows)
     with path.open("w", newline="", encoding="utf-8") as file:
         writer = csv.DictWriter(file, max(rows, key=len), lineterminator="\n")
@@ -60,7 +60,7 @@ def write_table(path: Path, rows: Iterable[Row]) -> None:
 
 
 def main() -> int:
-    """Check, write, and say whether all is as on paper."""
+    """Check, write, and report whether all figures agree with the model."""
     parser = argparse.ArgumentParser(description=package.__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--bandwidth", type=float, help="GB/s that a rank sends, for the estimates")
     parser.add_argument("--latency", type=float, help="microseconds of a hop, for the estimates")
@@ -76,7 +76,7 @@ def main() -> int:
     wrong = [check for check in checks if not check.holds]
     for check in wrong:
         print(check)
-    print(f"{len(checks) - len(wrong)} of {len(checks)} figures are as on paper; {arguments.out} is written")
+    print(f"{len(checks) - len(wrong)} of {len(checks)} figures agree with the model; {arguments.out} is written")
     return int(bool(wrong))
 
 

@@ -1,4 +1,4 @@
-"""The model against the library itself, in pretended worlds."""
+"""The model against the library, in simulated worlds."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from typing import NamedTuple
@@ -11,11 +11,11 @@ from .models import MODELS
 
 RANKS = (1, 6, 64, 384, 1536)
 FULL = Setting(history_size=20, period=5, store_period=5)
-"""The paper's, for ResNet-50."""
+"""The paper's setting for ResNet-50."""
 LEAN = Setting(history_size=5, period=5, store_period=5, row_itemsize=2)
 """A short history with rows in bfloat16."""
 TRAINED = [
-    ("ddp", 384, Setting(history_size=2, period=5, store_period=5)),  # whole on this one rank, where 20 would be 4 GB
+    ("ddp", 384, Setting(history_size=2, period=5, store_period=5)),  # all on this rank; 4 GB with 20 columns
     ("ddp-sharded", 6, FULL),
     ("ddp-sharded", 384, FULL),
     ("ddp-sharded", 1536, FULL),
@@ -23,11 +23,11 @@ TRAINED = [
     ("fsdp2", 6, FULL),
     ("fsdp2", 1536, FULL),
 ]
-"""Worlds in which ResNet-50 is really trained, by random gradients."""
+"""Worlds in which ResNet-50 is trained with random gradients."""
 
 
 class Check(NamedTuple):
-    """A number on paper, and what the library makes of it."""
+    """A number of the model, and the one found with the library."""
 
     model: str
     layout: str
@@ -40,7 +40,7 @@ class Check(NamedTuple):
 
     @property
     def holds(self) -> bool:
-        """Whether they are the same."""
+        """Whether they are equal."""
         return self.paper == self.found
 
 
@@ -62,7 +62,7 @@ def _memory_check(model: str, layout: str, ranks: int, rank: int, setting: Setti
 
 
 def acceleration_checks(model: str, layout: str, ranks: int, setting: Setting) -> list[Check]:
-    """What one acceleration sends and multiplies on the first rank of a world."""
+    """Checks of the messages and products of one acceleration on the first rank of a world."""
     shapes = MODELS[model].shapes
     with simulation.world(ranks):
         torch.manual_seed(0)

@@ -1,4 +1,4 @@
-"""The cost of the acceleration on one of N ranks, on paper.
+"""The cost of the paper's acceleration (``residual="step"``) on one of N ranks, on paper.
 
     n     numbers of the model                    m, p, q, t   as in ``Anderson``
     N     ranks                                   f            rows stored since the last acceleration
@@ -18,9 +18,9 @@ Shapes = Sequence[tuple[int, ...]]
 DOUBLE = 8
 """Bytes of a number in float64, in which products are added up."""
 ALIGNMENT = 16
-"""Bytes at whose multiples the parameters begin in a packed message."""
+"""Alignment of parameters in a packed message, in bytes."""
 WORKSPACE_COLUMNS = {"cpu": 1 << 15, "cuda": 1 << 19}
-"""Most columns converted to float64 at once, where products are formed in it."""
+"""Largest number of columns converted to float64 at once."""
 VECTORS = 4
 """Kept besides the rows: both ends of the pair that is being measured, last point, last residual."""
 
@@ -38,7 +38,7 @@ class Setting:
 
     @property
     def fresh(self) -> int:
-        """f, at most; an accelerating step always stores.
+        """f, the largest number of new rows; an accelerating step always stores.
 
         >>> Setting(period=5, store_period=5).fresh, Setting(period=10, store_period=1).fresh
         (1, 10)
@@ -70,11 +70,11 @@ class Setting:
 
 
 GROUP = 64
-"""About as many ranks share a history where there are many more: with fewer rows than ranks, parameters are padded."""
+"""Largest number of ranks that share a history: with fewer rows than ranks, parameters have to be padded."""
 
 
 def sharing_ranks(ranks: int) -> int:
-    """Number of ranks that share a history: the largest part of them from 32 to 64 that divides, else all.
+    """Number of ranks that share a history: the largest divisor from 32 to 64, else all.
 
     >>> [sharing_ranks(ranks) for ranks in (4, 64, 96, 384, 1536, 97)]
     [4, 64, 48, 64, 64, 97]
@@ -84,13 +84,13 @@ def sharing_ranks(ranks: int) -> int:
 
 
 class Layout(NamedTuple):
-    """How parameters and history lie on the ranks."""
+    """Placement of parameters and history on the ranks."""
 
     title: str
     sharing: Callable[[int], int]
-    """How many of N ranks keep one history together."""
+    """Number of ranks, of N, that share one history."""
     whole: bool
-    """Whether each rank has all of the parameters, and has to be told of a jump what others keep."""
+    """Whether each rank has all parameters, so that a jump has to be gathered from the ranks that share the history."""
 
 
 LAYOUTS = {
@@ -156,7 +156,7 @@ def summed_bytes(setting: Setting) -> int:
 
 
 def message_bytes(shapes: Shapes, layout: Layout, ranks: int, setting: Setting) -> int:
-    """What each rank gives to the one all-gather of a jump, padded to the fullest rank.
+    """Bytes that each rank gives to the all-gather of a jump, padded to the fullest rank.
 
     >>> message_bytes([(10, 2), (5,)], LAYOUTS["ddp-sharded"], 4, Setting())  # 3 x 2 and 2 numbers, in steps of 16
     48
@@ -174,7 +174,7 @@ def buffer_bytes(shapes: Shapes, layout: Layout, ranks: int, setting: Setting) -
 
 
 def collectives(layout: Layout, ranks: int) -> int:
-    """Number of collectives for an accepted jump that is judged by products alone."""
+    """Number of collectives for an accepted jump with ``safeguard=None``."""
     return (ranks > 1) + (layout.whole and layout.sharing(ranks) > 1)
 
 

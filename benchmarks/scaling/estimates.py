@@ -10,34 +10,34 @@ from . import costs
 from .costs import Layout, Setting, Shapes
 
 GRADIENT = 4
-"""Bytes of a number of the gradient on its way."""
+"""Bytes of a number of the gradient when it is sent."""
 
 
 @dataclass(frozen=True)
 class Machine:
-    """Rates of one rank, in units of SI. Assumptions, none of them measured here."""
+    """Assumed rates of one rank, in SI units; none was measured."""
 
     title: str
     bandwidth: float
-    """Bytes a second that a rank sends to others."""
+    """Bytes per second that a rank sends."""
     latency: float
-    """Seconds for a hop."""
+    """Seconds per hop."""
     memory: float
-    """Bytes a second to and from the device's memory."""
+    """Bytes per second to and from the device memory."""
     training: float
-    """Flops a second that training reaches."""
+    """Flops per second of training."""
     single: float
-    """Flops a second of products in float32."""
+    """Flops per second of products in float32."""
 
 
 MACHINES = {
-    "older": Machine("V100, 6 of them with 25 GB/s together", 4e9, 5e-6, 8e11, 8e12, 7e12),
-    "newer": Machine("H100, each with 50 GB/s", 50e9, 5e-6, 2.5e12, 4e14, 3e13),
+    "older": Machine("V100, 6 per machine sharing 25 GB/s", 4e9, 5e-6, 8e11, 8e12, 7e12),
+    "newer": Machine("H100, 50 GB/s each", 50e9, 5e-6, 2.5e12, 4e14, 3e13),
 }
 
 
 def all_reduce(size: float, ranks: int, machine: Machine) -> float:
-    """Bytes go round twice, as in a ring; the latency is that of a tree.
+    """Seconds for an all-reduce: bytes pass twice around a ring; the latency is that of a tree.
 
     >>> all_reduce(1e9, 1, MACHINES["newer"]), round(all_reduce(1e9, 2, MACHINES["newer"]), 6)
     (0.0, 0.02001)
@@ -46,7 +46,7 @@ def all_reduce(size: float, ranks: int, machine: Machine) -> float:
 
 
 def all_gather(message: float, ranks: int, machine: Machine) -> float:
-    """Each rank's message, if there is one, goes round once, in a ring."""
+    """Seconds for an all-gather: the message of each rank passes once around a ring."""
     return (ranks - 1) * (message / machine.bandwidth + machine.latency) if message else 0.0
 
 
@@ -60,12 +60,12 @@ class Times:
 
     @property
     def total(self) -> float:
-        """One after the other."""
+        """The sum of all parts."""
         return self.work + self.sum + self.gather
 
 
 def acceleration(shapes: Shapes, layout: Layout, ranks: int, setting: Setting, machine: Machine) -> Times:
-    """Times of an accepted jump that is judged by products alone."""
+    """Times of an accepted jump with ``safeguard=None``."""
     columns = costs.columns_multiplied(shapes, layout, ranks, ranks - 1 if layout.sharing(ranks) == 1 else 0)
     traffic = costs.memory_traffic(shapes, layout, ranks, setting)
     return Times(
@@ -76,8 +76,8 @@ def acceleration(shapes: Shapes, layout: Layout, ranks: int, setting: Setting, m
 
 
 def gradients(count: int, layout: Layout, ranks: int, machine: Machine) -> float:
-    """What training itself sends in a step: the sum of the gradients, or, where parameters are sharded, two gathers of
-    the parameters and one scattered sum."""
+    """Seconds for the messages of a training step: an all-reduce of the gradients or, if parameters are sharded, two
+    all-gathers of the parameters and a reduce-scatter."""
     size = GRADIENT * count
     if layout.whole:
         return all_reduce(size, ranks, machine)

@@ -1,4 +1,4 @@
-"""Memory a rank against the number of ranks."""
+"""Memory per rank against the number of ranks."""
 
 from collections.abc import Sequence
 
@@ -19,11 +19,11 @@ MARKED = [1, 6, 64, 384, 1536]
 DRAWN = sorted({*MARKED, *(2**i for i in range(12)), 96, 192, 768})
 LOOKS = {"ddp": (VERMILION, "-"), "ddp-sharded": (BLUE, "-"), "fsdp2": (GREEN, "-")}
 NAMES = {"fsdp2": "FSDP2, or DDP with the history sharded over all"}
-"""Both keep the same rows."""
+"""These two keep the same rows."""
 
 
 def draw_memory(checks: Sequence[Check]) -> Figure:
-    """A panel for each model; dots are what the library itself keeps."""
+    """A panel for each model; dots are the bytes that the library keeps."""
     with mpl.rc_context(LOOK):
         figure = Figure(figsize=(9.4, 3.9))
         edges = {"left": 0.09, "right": 0.985, "top": 0.92, "bottom": 0.28, "wspace": 0.33}
@@ -37,7 +37,7 @@ def draw_memory(checks: Sequence[Check]) -> Figure:
 
 
 def drawn(check: Check) -> bool:
-    """Whether it is a dot of the figure."""
+    """Whether a check is a dot of the figure."""
     return check.what == "bytes kept" and check.history_size == FULL.history_size and check.rank == 0
 
 

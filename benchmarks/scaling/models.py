@@ -14,20 +14,20 @@ Shapes = list[tuple[int, ...]]
 
 @dataclass(frozen=True)
 class Model:
-    """A model, and what a rank computes in one training step of it."""
+    """A model, and the work of a rank in one training step."""
 
     title: str
     count: int
-    """Parameters, as published."""
+    """Published number of parameters."""
     make: Callable[[], Shapes]
     flops: float
-    """Of a training step on one rank."""
+    """Flops of a training step on one rank."""
     batch: str
-    """What such a step has."""
+    """Batch of such a step, in words."""
 
     @cached_property
     def shapes(self) -> Shapes:
-        """Of all parameters; they have to be as many as published."""
+        """Shapes of all parameters; their total has to be the published one."""
         shapes = self.make()
         found = numbers(shapes)
         assert found == self.count, f"{self.title} has {self.count} parameters, not {found}"
@@ -50,7 +50,7 @@ def residual_network() -> Shapes:
 
 
 def transformer(layers: int, width: int, inner: int, keys: int, vocabulary: int = 32_000) -> Shapes:
-    """A decoder in the manner of Llama 2: gated layers, keys and values of ``keys`` numbers, no biases.
+    """A decoder like Llama 2: gated layers, keys and values of ``keys`` numbers, no biases.
 
     >>> numbers(transformer(layers=1, width=4, inner=8, keys=2, vocabulary=10))
     236
@@ -61,13 +61,13 @@ def transformer(layers: int, width: int, inner: int, keys: int, vocabulary: int 
 
 
 IMAGE_FLOPS = 3 * 2 * 4.1e9
-"""Of one image of 224 pixels: 4.1e9 multiplications and additions forward, twice as many backward."""
+"""Flops of one image of 224 pixels: 4.1e9 multiplications and additions forward, twice as many backward."""
 IMAGES, TOKENS = 64, 8192
-"""On each rank in a step: as in the paper; a guess."""
+"""Images and tokens per rank and step: as in the paper; a guess."""
 
 
 def transformer_flops(count: int) -> float:
-    """About 6 for each parameter and token, forward and backward."""
+    """Flops: about 6 per parameter and token, forward and backward."""
     return 6.0 * count * TOKENS
 
 

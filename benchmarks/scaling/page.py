@@ -1,4 +1,4 @@
-"""The page in docs/results/scaling: its text is in template.md, its numbers are worked out here."""
+"""The page in docs/results/scaling: the text is in template.md, the numbers are computed here."""
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -14,13 +14,13 @@ from .units import in_bytes, in_seconds, scaled
 
 TEMPLATE = Path(__file__).with_name("template.md")
 LARGEST = 1536
-DEFAULT = Setting(history_size=10, period=10, store_period=1)
-"""That of ``Anderson``."""
+DEFAULT = Setting(history_size=10, period=1, store_period=1)
+"""The defaults of ``Anderson`` with ``residual="step"``."""
 Facts = dict[str, str]
 
 
 def write_page(checks: Sequence[Check], told: int, machines: Mapping[str, Machine]) -> str:
-    """All of it. ``told``: bytes that a rank tells all others at its first step."""
+    """The whole page. ``told``: bytes that a rank sends to all others at its first step."""
     facts = [_setting(), _memory(), _messages(told), _groups(machines["older"]), _times(machines), _paper()]
     return TEMPLATE.read_text(encoding="utf-8").format_map(
         {name: value for part in [*facts, _checked(checks)] for name, value in part.items()}
@@ -53,7 +53,7 @@ def _memory() -> Facts:
 
 
 def _excess(model: Model, layout: str) -> float:
-    """What the fullest rank keeps, in units of 1/N."""
+    """Numbers kept on the fullest rank, in units of 1/N of all."""
     return costs.numbers_kept(model.shapes, LAYOUTS[layout].sharing(LARGEST)) * LARGEST / model.count
 
 

@@ -1,4 +1,4 @@
-"""The table that is kept as CSV: all costs of a model in a layout on N ranks."""
+"""The table that is published as CSV: all costs of a model in a layout on N ranks."""
 
 from collections.abc import Iterator, Mapping, Sequence
 
@@ -12,7 +12,7 @@ Row = Mapping[str, str | int]
 
 
 def all_rows(checks: Sequence[Check] = ()) -> Iterator[Row]:
-    """With what the library keeps on the first and the last rank, where that was simulated."""
+    """All rows, with the bytes that the library keeps on the first and the last rank, if simulated."""
     found = {(c.model, c.layout, c.history_size, c.ranks, c.rank): c.found for c in checks if c.what == "bytes kept"}
     for name, model in MODELS.items():
         for setting in SETTINGS.values():
@@ -28,7 +28,7 @@ def _ends(ranks: int) -> Mapping[str, int]:
 
 
 def row(name: str, model: Model, setting: Setting, layout: str, ranks: int) -> dict[str, str | int]:
-    """On paper, in bytes and flops, on the fullest rank."""
+    """Costs by the model, in bytes and flops, on the fullest rank."""
     shapes, lies = model.shapes, LAYOUTS[layout]
     sharing = lies.sharing(ranks)
     return {

@@ -51,12 +51,12 @@ def build(shapes: Sequence[tuple[int, ...]], layout: str, setting: Setting, devi
     )
     return Anderson(
         torch.optim.SGD(model.parameters(), lr=1e-3, momentum=0.9, nesterov=True),
+        residual="step",
         history_size=setting.history_size,
         period=setting.period,
         store_period=setting.store_period,
         average=MovingAverage(setting.average_window) if setting.average_window else None,
         safeguard=None,
-        max_jump=float("inf"),
         storage=storage,
         process_group=group if layout == "ddp-sharded-by-all" else None,
     )

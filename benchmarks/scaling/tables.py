@@ -18,7 +18,7 @@ SHOWN = ("ddp", "ddp-sharded", "fsdp2")
 
 
 def memory(name: str) -> str:
-    """Kept on the fullest rank, for each N."""
+    """Bytes kept on the fullest rank, for each N."""
     model = MODELS[name]
     rows = []
     for title, setting in SETTINGS.items():
@@ -31,7 +31,7 @@ def memory(name: str) -> str:
 
 
 def expected_figures() -> str:
-    """What was said of ResNet-50 beforehand, which counted the rows alone."""
+    """The figures expected for ResNet-50, which count only the rows, with what is kept."""
     model, rows = MODELS["resnet50"], 2 * FULL.history_size * FULL.row_itemsize
     lines = []
     for ranks in (1, 384, 1536):
@@ -40,12 +40,12 @@ def expected_figures() -> str:
         groups = costs.numbers_kept(model.shapes, LAYOUTS["ddp-sharded"].sharing(ranks))
         numbers = (even, by_all, groups)
         lines.append([f"N = {ranks:,}, rows", *(in_bytes(rows * count) for count in numbers)])
-        lines.append([f"N = {ranks:,}, all that is kept", *(in_bytes(costs.bytes_a_number(FULL) * c) for c in numbers)])
+        lines.append([f"N = {ranks:,}, everything kept", *(in_bytes(costs.bytes_a_number(FULL) * c) for c in numbers)])
     return table(lines, ["ResNet-50, m = 20", "1/N of all", "first dimension cut in N, fullest", "cut in 64, fullest"])
 
 
 def group_sizes(name: str, machine: Machine, ranks: int) -> str:
-    """What a history shared by more or by fewer ranks costs."""
+    """The cost of sharing a history among more or fewer ranks."""
     model, rows = MODELS[name], []
     for sharing in SHARING:
         layout = Layout("", lambda _, sharing=sharing: sharing, whole=True)
@@ -56,7 +56,7 @@ def group_sizes(name: str, machine: Machine, ranks: int) -> str:
         rows.append(
             [f"{sharing:,}", in_bytes(kept), in_bytes(sharing * message), in_percent(padding), in_seconds(took)]
         )
-    return table(rows, ["ranks that share", "history a rank", "all-gather, received", "of it padding", "time"])
+    return table(rows, ["ranks that share", "history per rank", "all-gather, received", "padding", "time"])
 
 
 def acceleration(name: str, setting: Setting, ranks: int) -> str:
@@ -77,12 +77,12 @@ def acceleration(name: str, setting: Setting, ranks: int) -> str:
 
 
 def received(model: Model, layout: Layout, ranks: int, setting: Setting) -> int:
-    """Bytes that the all-gather of a jump brings."""
+    """Bytes received in the all-gather of a jump."""
     return layout.sharing(ranks) * costs.message_bytes(model.shapes, layout, ranks, setting)
 
 
 def arithmetic(model: Model, layout: Layout, setting: Setting, ranks: int) -> Counter[str]:
-    """Flops of the fullest rank for an acceleration, by what they are for."""
+    """Flops of the fullest rank for an acceleration, by purpose."""
     sharing = layout.sharing(ranks)
     columns = costs.columns_multiplied(model.shapes, layout, ranks, ranks - 1 if sharing == 1 else 0)
     kept = costs.numbers_kept(model.shapes, sharing)
@@ -94,7 +94,7 @@ def arithmetic(model: Model, layout: Layout, setting: Setting, ranks: int) -> Co
 
 
 def machines(given: Sequence[Machine]) -> str:
-    """What is assumed."""
+    """The assumed machines."""
     rows = [
         [
             machine.title,
@@ -106,11 +106,11 @@ def machines(given: Sequence[Machine]) -> str:
         ]
         for machine in given
     ]
-    return table(rows, ["a rank", "sends", "latency", "memory", "training", "float32"])
+    return table(rows, ["each rank", "sends", "latency", "memory", "training", "float32"])
 
 
 def times(name: str, machine: Machine, setting: Setting = FULL) -> str:
-    """Times of an acceleration, and their shares of what training takes."""
+    """Times of an acceleration, also relative to those of training."""
     model = MODELS[name]
     rows = [_times_row(model, LAYOUTS[layout], ranks, machine, setting) for ranks in RANKS[1:] for layout in SHOWN]
     columns = [
@@ -119,8 +119,8 @@ def times(name: str, machine: Machine, setting: Setting = FULL) -> str:
         "work",
         "all-reduce",
         "all-gather",
-        "of the messages of p steps",
-        "of the work of p steps",
+        "share of messages in p steps",
+        "share of work in p steps",
     ]
     return table(rows, columns)
 
@@ -141,7 +141,7 @@ def _times_row(model: Model, layout: Layout, ranks: int, machine: Machine, setti
 
 
 def checked(checks: Sequence[Check]) -> str:
-    """How many figures were compared, by kind and model."""
+    """Number of figures that were compared, by kind and model."""
     kinds = Counter((MODELS[check.model].title, check.what) for check in checks)
     held = Counter((MODELS[check.model].title, check.what) for check in checks if check.holds)
     return table([[what, title, count, held[title, what]] for (title, what), count in kinds.items()],
@@ -149,7 +149,7 @@ def checked(checks: Sequence[Check]) -> str:
 
 
 def ends(checks: Sequence[Check]) -> str:
-    """The fullest and the emptiest rank, as simulated."""
+    """Bytes kept on the fullest and the emptiest rank, as simulated."""
     found = {(c.model, c.layout, c.ranks, c.rank): c.found for c in checks
              if c.what == "bytes kept" and c.history_size == FULL.history_size}  # fmt: skip
     rows = [

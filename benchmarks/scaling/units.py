@@ -1,10 +1,10 @@
-"""Numbers with units, as people write them."""
+"""Numbers with units, in readable form."""
 
 PREFIXES = ["", "k", "M", "G", "T", "P"]
 
 
 def scaled(value: float, unit: str) -> str:
-    """Three digits and a prefix; the steps are thousands.
+    """Three digits and an SI prefix.
 
     >>> scaled(4_395_809_504, "B"), scaled(1152, "B"), scaled(0, "B"), scaled(999.7, "B")
     ('4.40 GB', '1.15 kB', '0 B', '1.00 kB')
@@ -17,7 +17,7 @@ def scaled(value: float, unit: str) -> str:
 
 
 def in_bytes(value: float) -> str:
-    """Of bytes.
+    """A number of bytes.
 
     >>> in_bytes(1e7), in_bytes(172)
     ('10.0 MB', '172 B')
@@ -26,7 +26,7 @@ def in_bytes(value: float) -> str:
 
 
 def in_seconds(value: float) -> str:
-    """Of seconds.
+    """A number of seconds.
 
     >>> in_seconds(0.0256), in_seconds(3e-6), in_seconds(0)
     ('25.6 ms', '3 µs', '0')
@@ -39,7 +39,7 @@ def in_seconds(value: float) -> str:
 
 
 def in_percent(share: float) -> str:
-    """Two digits.
+    """A percentage with two digits.
 
     >>> in_percent(0.0312), in_percent(0.5), in_percent(2e-7)
     ('3.1 %', '50 %', '< 0.01 %')

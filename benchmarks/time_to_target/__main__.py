@@ -27,7 +27,7 @@ ESTIMATING = 0.15
 
 
 def announce(race: Race, console: Console) -> None:
-    """Say how long all of it may take: tuning runs by the first steps of each method, the others by the base's time."""
+    """Print the estimated time: tuning runs by the first steps of each method, the others by the base's time."""
     tuning, racing = race.left()
     wanted = {*tuning, *((task, BASE) for task in racing)}
     specs = {pair: Spec(*pair, TUNING_SEEDS[0], overrides=race.settings(pair[0])) for pair in wanted}
@@ -38,15 +38,15 @@ def announce(race: Race, console: Console) -> None:
 
 
 def calibrate(race: Race, console: Console) -> int:
-    """Measure what is not yet known, and say it."""
+    """Measure missing costs, and print all of them."""
     rows = [[task, *map(str, found.values())] for task, found in race.calibrated.items()]
     columns = ["task", "cost of a forward pass", "gradient, ms", "forward pass, ms", "date"]
-    show_table(console, "In gradients", columns, rows)
+    show_table(console, "Cost of a forward pass, relative to a gradient", columns, rows)
     return OK
 
 
 def tune(race: Race, console: Console) -> int:
-    """Make the tuning runs, and say which rates they chose."""
+    """Make the tuning runs, and print the chosen rates."""
     code = make_runs(console, race.tuning_specs(), race.tuning_folder, jobs=race.jobs)
     if code != OK:
         return code
@@ -65,7 +65,7 @@ def run(race: Race, console: Console) -> int:
 
 
 def tabulate(race: Race, console: Console) -> int:
-    """Write the page with its figure, and the numbers of all runs; show the short form."""
+    """Write the page with its figure, and the numbers of all runs; print a short form."""
     runs = race.runs()
     if not runs:
         complain(f"No task with runs of {BASE} in {race.folder}: make the stage `run` first.")
@@ -85,7 +85,7 @@ def tabulate(race: Race, console: Console) -> int:
 
 
 def numbers(run: Run) -> dict[str, object]:
-    """A line of runs.csv."""
+    """A row of runs.csv."""
     row = {"task": run.task, "method": run.config["method"], "seed": run.seed}
     names = ("status", "steps", "seconds", "cpu_seconds", "learning_rate", "training_loss")
     row |= {name: run.summary[name] for name in names}
@@ -96,7 +96,7 @@ STAGES = {"calibrate": calibrate, "tune": tune, "run": run, "table": tabulate}
 
 
 def arguments() -> argparse.Namespace:
-    """The words of the command line."""
+    """The arguments of the command line."""
     parser = argparse.ArgumentParser(
         prog="python -m benchmarks.time_to_target",
         description=package.__doc__,
@@ -110,12 +110,12 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--out", type=Path, default=Path("docs/results/race"), help="folder for tables and figure")
     parser.add_argument("--scale", type=float, default=1.0, help="length of all runs, to try things out")
     parser.add_argument("--only", choices=STAGES, help="one stage")
-    parser.add_argument("--dry-run", action="store_true", help="say how long it takes, and stop there")
+    parser.add_argument("--dry-run", action="store_true", help="print the estimated time and stop")
     return parser.parse_args()
 
 
 def asked(given: argparse.Namespace) -> Race:
-    """The race that is meant; tasks without their data are left out, and named."""
+    """The race with these arguments; tasks without data are left out and reported."""
     for task in given.tasks:
         named("task of this benchmark", task, SETTINGS)
     missing = {task: problem for task in given.tasks if (problem := missing_data(task))}
@@ -136,7 +136,7 @@ def asked(given: argparse.Namespace) -> Race:
 
 
 def main() -> int:
-    """Carry it out; returns the exit code."""
+    """Execute the command; returns the exit code."""
     given, console = arguments(), Console()
     try:
         with terminated_like_interrupted():

@@ -1,4 +1,4 @@
-"""What a forward pass costs, in gradients: measured once for each task and kept, so that all counts stay the same."""
+"""Cost of a forward pass, relative to a gradient: measured once per task and kept, so that all counts agree."""
 
 import time
 from collections.abc import Callable, Iterable, Mapping
@@ -23,7 +23,7 @@ ROUND = 0.05
 
 
 def calibration(tasks: Iterable[str], results: Path) -> dict[str, dict[str, Any]]:
-    """Task -> forward_cost and how it was found; what is not in the folder yet is measured and put there."""
+    """Task -> forward_cost and how it was measured; missing ones are measured and stored in the folder."""
     path = results / FILE
     kept = read_json(path) if path.exists() else {}
     for task in tasks:
@@ -55,14 +55,14 @@ def measure(task: str) -> dict[str, Any]:
 
 
 def gradient(problem: Problem) -> None:
-    """What counts 1."""
+    """A gradient evaluation, which counts 1."""
     problem.model.zero_grad()
     problem.loss(0).backward()
 
 
 @torch.no_grad()
 def forward(problem: Problem) -> None:
-    """What counts a part of it."""
+    """A forward pass, which counts a part of it."""
     problem.outputs(0)
 
 

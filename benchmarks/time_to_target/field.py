@@ -1,4 +1,4 @@
-"""Who takes part, and on what: tasks with their settings, methods, and the runs that follow."""
+"""The participants: tasks with their settings, methods, and the resulting runs."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
@@ -9,10 +9,10 @@ from torch_anderson.lab.runner import Spec, named
 from torch_anderson.lab.tune import FACTORS
 
 BASE = "base-tuned"
-"""What all others are compared with."""
+"""The method that all others are compared with."""
 KINDS = ("peer", "ours")
 TUNING_SEEDS = (100, 101)
-"""Not among those that are reported."""
+"""Seeds for tuning, which are not reported."""
 
 SETTINGS: dict[str, dict[str, Any]] = {
     "burgers2d": {
@@ -27,7 +27,7 @@ SETTINGS: dict[str, dict[str, Any]] = {
         "steps": 1500, "decay_every": 500, "evaluate_every": 15, "learning_rate": 0.01,
         "width": 20, "interior_points": 1000, "boundary_points": 200, "training_share": 0.5, "probe_factor": 4,
     },
-    # Small tables are learnt, and overlearnt, early: evaluated more often, as an evaluation costs little.
+    # Small tables are learnt, and overfitted, early: evaluated more often, as an evaluation costs little.
     "admissions": {"steps": 3000, "decay_every": 2000, "evaluate_every": 10, "learning_rate": 0.06},
     "diabetes": {"steps": 3000, "decay_every": 2000, "evaluate_every": 10},
     "digits": {"steps": 3000, "decay_every": 1200, "evaluate_every": 10},
@@ -43,11 +43,11 @@ schedule of the 2d tasks is milder than the paper's, with which so short a run m
 base is too easy to beat. Where batches change, Gauss-Newton jumps are computed on fresh batches of four times the size,
 at four times the cost: the best of 1, 2 and 4 on seeds 100 to 102 of burgers2d."""
 LENGTHS = ("steps", "decay_every", "evaluate_every")
-"""Settings that grow with a run: the schedule fits it, and it is evaluated as often as any other."""
+"""Settings that are proportional to the length of a run, so that all runs have equally many evaluations."""
 
 
 def scaled(settings: Mapping[str, Any], factor: float) -> dict[str, Any]:
-    """The same in a run of another length.
+    """The settings of a run of another length.
 
     >>> scaled({"steps": 100, "decay_every": 40, "width": 20}, 0.5)
     {'steps': 50, 'decay_every': 20, 'width': 20}
@@ -56,7 +56,7 @@ def scaled(settings: Mapping[str, Any], factor: float) -> dict[str, Any]:
 
 
 def entrants(task: str, methods: Sequence[str] = ()) -> list[str]:
-    """The methods that take part in a task; of those named, if any are. The base always does."""
+    """The methods for a task, restricted to those named, if any are. The base always takes part."""
     settings = Spec(task, BASE, 0, overrides=SETTINGS[task]).resolve()
     for name in methods:
         named("method", name, METHODS)
@@ -71,7 +71,7 @@ def rates(task: str) -> list[float]:
 
 
 def tuning_specs(task: str, methods: Iterable[str], settings: Mapping[str, Any]) -> list[Spec]:
-    """The same runs for every method. Those at the same rate follow each other, so that their times can be compared."""
+    """Tuning runs, equal for all methods. Those at one rate follow each other, which makes their times comparable."""
     return [
         Spec(task, method, seed, overrides={**settings, "learning_rate": rate})
         for seed in TUNING_SEEDS
@@ -81,7 +81,7 @@ def tuning_specs(task: str, methods: Iterable[str], settings: Mapping[str, Any])
 
 
 def missing_data(task: str) -> str:
-    """Why a task cannot be run here; empty if it can."""
+    """The reason why a task cannot be run here; empty if it can."""
     try:
         Spec(task, BASE, 0).resolve().start(0)
     except MissingData as problem:

@@ -16,7 +16,7 @@ from .tuning import NotTuned, Tuned, race_spec, tuned
 
 @dataclass(frozen=True)
 class Race:
-    """What was asked for."""
+    """The arguments of a race, and the results that depend on them."""
 
     tasks: list[str]
     methods: list[str]
@@ -27,11 +27,11 @@ class Race:
     scale: float
     """Length of all runs, in units of the benchmark's."""
     command: str
-    """As it was typed."""
+    """The command line of the race."""
 
     @cached_property
     def calibrated(self) -> dict[str, dict[str, Any]]:
-        """What a forward pass costs, of each task."""
+        """Cost of a forward pass by task."""
         return calibration(self.tasks, self.results)
 
     @cached_property
@@ -40,17 +40,17 @@ class Race:
         return {task: entrants(task, self.methods) for task in self.tasks}
 
     def settings(self, task: str) -> dict[str, Any]:
-        """Of a run of the base."""
+        """Settings of a run of the base."""
         return scaled(settings(task, self.calibrated[task]), self.scale)
 
     @property
     def tuning_folder(self) -> Path:
-        """Apart from the runs that are reported."""
+        """Folder of the tuning runs."""
         return self.results / "tuning"
 
     @property
     def folder(self) -> Path:
-        """Of the runs that are reported."""
+        """Folder of the runs that are reported."""
         return self.results / "runs"
 
     def tuning_specs(self) -> list[Spec]:
@@ -77,7 +77,7 @@ class Race:
         ]
 
     def runs(self) -> dict[str, dict[str, dict[int, Run]]]:
-        """Task -> method -> seed -> run, as far as they are there."""
+        """Task -> method -> seed -> existing run."""
         found: dict[str, dict[str, dict[int, Run]]] = {task: {} for task in self.tasks}
         for spec in self.specs():
             if is_complete(folder := spec.folder(self.folder)):
@@ -85,7 +85,7 @@ class Race:
         return {task: methods for task, methods in found.items() if BASE in methods}
 
     def left(self) -> tuple[list[tuple[str, str]], list[str]]:
-        """What is still to be made: (task, method) of each tuning run, and the task of each other one."""
+        """Missing runs: (task, method) of each tuning run, and the task of each other run."""
         tuning = [(spec.task, spec.method) for spec in unfinished(self.tuning_specs(), self.tuning_folder)]
         try:
             return tuning, [spec.task for spec in unfinished(self.specs(), self.folder)]

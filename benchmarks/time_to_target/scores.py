@@ -57,7 +57,7 @@ class Score:
     """By COST and TIME."""
     rank: int = 0
     level: bool = False
-    """Whether it cannot be told from the first."""
+    """Whether it cannot be distinguished from the first."""
 
 
 def scores(task: str, methods: Mapping[str, Runs]) -> list[Score]:
@@ -92,7 +92,7 @@ def score(task: str, method: str, runs: Runs, base: Runs) -> Score:
 
 
 def settings_of(task: str) -> Task:
-    """What a task is judged by does not depend on how it is set."""
+    """The metric of a task does not depend on its settings."""
     return Spec(task, BASE, 0).resolve()
 
 
@@ -103,7 +103,7 @@ def paired(pairs: Iterable[tuple[Run, Run]], name: str, part: str = "final") -> 
 
 
 def value(run: Run, name: str, part: str = "final") -> float:
-    """A quantity at the end of a run or at its best; NaN at the end of one that diverged."""
+    """A quantity at the end of a run or at its best; NaN at the end of a diverged run."""
     if run.diverged and part == "final":
         return math.nan
     found = run.summary[part][name] if name in run.summary[part] else run.summary[name]
@@ -111,7 +111,7 @@ def value(run: Run, name: str, part: str = "final") -> float:
 
 
 def share(run: Run, base: Run, metric: str, unit: str) -> float:
-    """Cost or time until a run got to the base's best, over that of the base."""
+    """Cost or time until a run reached the base's best, relative to that of the base."""
     target = value(base, metric, "best")
     return reach(run, metric, target, unit) / reach(base, metric, target, unit)
 
@@ -123,7 +123,7 @@ def reach(run: Run, metric: str, target: float, unit: str) -> float:
 
 
 def is_level(runs: Runs, first: Runs, metric: str) -> bool:
-    """Whether the interval of the ratio to the first includes 1. One seed tells nothing apart."""
+    """Whether the interval of the ratio to the first includes 1. With one seed, nothing can be distinguished."""
     seeds = sorted(runs.keys() & first.keys())
     found = paired([(runs[seed], first[seed]) for seed in seeds], metric)
     return found.diverged <= found.others_diverged and not found.estimate.low > 1
@@ -150,6 +150,6 @@ def profile(shares: Mapping[str, Mapping[Problem, float]]) -> dict[str, tuple[li
 
 
 def staircase(factors: list[float]) -> tuple[list[float], list[float]]:
-    """Where the share of values at or below grows, and what it is from there on. Infinite values never are."""
+    """The steps of the share of finite values at or below a number: where it grows, and its value from there on."""
     finite = sorted(factor for factor in factors if math.isfinite(factor))
     return finite, [(index + 1) / len(factors) for index in range(len(finite))]

@@ -1,4 +1,4 @@
-"""The results as text: one table a task, one over all, what was tuned, and where the numbers come from."""
+"""The results as text: one table per task, one over all tasks, the tuning, and the provenance of the numbers."""
 
 import math
 from collections import Counter
@@ -9,6 +9,7 @@ from typing import Any
 from benchmarks.report import table
 from torch_anderson.lab import statistics as st
 from torch_anderson.lab.methods import METHODS
+from torch_anderson.lab.page import wrapped
 from torch_anderson.lab.provenance import described, distinct, seed_ranges
 from torch_anderson.lab.results import Run
 from torch_anderson.lab.tasks import TASKS
@@ -20,21 +21,27 @@ from .tuning import Tuned, geometric_mean
 
 OTHERS = {"training_loss": "training loss / base", "relative_l2": "relative L2 / base"}
 READING = """\
-Each method has the learning rate that was best for it among the same four, and as many steps as take the base's
-processor time, its schedule stretched to them. Ratios are to the base, seed by seed: geometric mean and 95 % confidence
-interval; below 1 is better. *Cost to target*: what a run had spent when it was first evaluated at or below the best
-metric that the base ever had on that seed, as a share of what the base had spent there; a gradient counts 1, a forward
-pass as below. The median is over all seeds, those that never got there included (as infinite), and behind it stands on
-how many they did. *Time to target*: the same in processor seconds. Rank: by the metric at the end; (=): the 95 %
-interval of the ratio to the first includes 1. *End*: the metric itself, geometric mean. `!`: the best rate is at the
-edge of those tried. Training loss: of the first batch, at the weights that are evaluated. `-`: on one of the tasks at
-least, most seeds did not get there. Methods that suit some tasks only are marked by the number of their problems."""
+Each method uses the best of the same four learning rates, and as many steps as fit into the processor time of the base,
+with its schedule stretched accordingly. Ratios are to the base, seed by seed: geometric mean and 95 % confidence
+interval; below 1 is better.
+
+- *Cost to target*: the cost of a run up to its first evaluation at or below the base's best metric on that seed,
+  relative to the cost of the base up to there. A gradient counts 1, a forward pass as listed below. The median is over
+  all seeds; a target that was never reached counts as infinite. In parentheses: on how many seeds it was reached.
+- *Time to target*: the corresponding processor time.
+- *Rank*: by the metric at the end; (=): the 95 % interval of the ratio to the first includes 1.
+- *End*: the metric, geometric mean.
+- *Training loss*: on the first batch, at the weights that are evaluated.
+- `!`: the best rate is at the edge of those tried.
+- `-`: on at least one task, most seeds did not reach the target.
+
+Methods that apply to some tasks only are marked in the figure with the number of their problems."""
 
 PROFILE = """\
-Performance profile: the share of problems (a task and a seed) on which a method got to the base's best within a factor
-of the least that any method needed there, in counted cost and in processor time. All runs: [runs.csv](runs.csv). In
-numbers:"""
-WINS = "Where that comes from: on how many seeds of each task a method had the least counted cost (all that tie count)."
+Performance profile: the share of problems (a task and a seed) on which a method reached the base's best within a factor
+of the least that any method needed there, in counted cost and in processor time. All runs are in
+[runs.csv](runs.csv). In numbers:"""
+WINS = "The number of seeds of each task on which a method had the least counted cost (all that tie count):"
 TABLE_ONLY = " --only table"
 FACTORS_SHOWN = (1.0, 2.0, 4.0, 8.0)
 UNITS = {COST: "cost", TIME: "time"}
@@ -69,7 +76,7 @@ def report(
     ]
     for task, rows in races.items():
         parts += [f"## {TASKS[task].title} (`{task}`)", about(task, found[task]), task_table(task, rows, found[task])]
-    parts += ["## What was measured and tuned before", calibration_table(calibrated), tuning_table(found)]
+    parts += ["## Calibration and tuning", calibration_table(calibrated), tuning_table(found)]
     return "\n\n".join(parts) + "\n"
 
 
@@ -77,24 +84,25 @@ def origin(runs: Sequence[Run], command: str) -> str:
     """Command, date, versions, hardware and seeds."""
     seconds = sum(run.summary["cpu_seconds"] for run in runs)
     lines = [
-        f"`{command.replace(TABLE_ONLY, '')}` tunes, races and makes this page; `{TABLE_ONLY.strip()}`: only that.",
         f"- made {datetime.now(UTC):%Y-%m-%d} from {len(runs)} runs of {days(runs)}, "
         f"{seconds / 3600:.2f} core hours of training, tuning not counted",
         f"- seeds {seed_ranges({run.seed for run in runs})}; rates tuned on seeds {seed_ranges(TUNING_SEEDS)}",
         *(f"- {text}" for text in distinct(described(run.config["versions"]) for run in runs)),
         *(f"- {text}" for text in distinct(described(run.config["hardware"]) for run in runs)),
     ]
-    return "\n".join([lines[0], "", *lines[1:]])
+    shell = wrapped(command.replace(TABLE_ONLY, ""), "    ").replace("\n", " \\\n")
+    about = f"This command tunes, races and makes this page; with `{TABLE_ONLY.strip()}` it makes the page alone."
+    return "\n".join([about, "", "```", shell, "```", "", *(wrapped(line, "  ") for line in lines)])
 
 
 def days(runs: Sequence[Run]) -> str:
-    """On which the runs were made."""
+    """The days on which the runs were made."""
     dates = sorted({run.config["date"][:10] for run in runs})
     return " to ".join(dict.fromkeys((dates[0], dates[-1])))
 
 
 def about(task: str, found: Mapping[str, Tuned]) -> str:
-    """What the numbers of a task are of."""
+    """Metric and base of a task."""
     return (
         f"Metric: {TASKS[task].metrics[TASKS[task].metric]}. Base: Adam at {found[BASE].rate:g}, the task's schedule."
     )
@@ -135,7 +143,7 @@ def terminal_row(each: Score) -> list[str]:
 
 
 def with_diverged(found: st.Paired) -> str:
-    """The ratio, and how many runs are not in it."""
+    """The ratio, and the number of diverged runs, which it leaves out."""
     return ratio(found.estimate) + (f", {found.diverged} diverged" if found.diverged else "")
 
 
@@ -151,7 +159,7 @@ def ratio(found: st.Interval) -> str:
 
 
 def number(value: float) -> str:
-    """Three digits, or two behind the point."""
+    """Two decimals, or two significant digits."""
     return f"{value:.2f}" if 0.1 <= value < 100 else f"{value:.2g}"
 
 
@@ -162,7 +170,7 @@ def reached_text(found: Reached) -> str:
 
 
 def overall(races: Mapping[str, Sequence[Score]]) -> str:
-    """One row a method: geometric means over the tasks it took part in."""
+    """One row per method: geometric means over its tasks."""
     by_method: dict[str, list[Score]] = {}
     for rows in races.values():
         for each in rows:
@@ -185,7 +193,7 @@ def profile_table(costs: Mapping[str, Mapping[str, Mapping[Problem, float]]]) ->
 
 
 def wins_table(costs: Mapping[str, Mapping[Problem, float]]) -> str:
-    """Method by task: problems that it solved at the least cost."""
+    """Method by task: number of problems solved at the least cost."""
     found = wins(costs)
     tasks = list(dict.fromkeys(task for solved in costs.values() for task, _ in solved))
     order = sorted(found, key=lambda method: -sum(found[method].values()))
@@ -194,7 +202,7 @@ def wins_table(costs: Mapping[str, Mapping[Problem, float]]) -> str:
 
 
 def wins(costs: Mapping[str, Mapping[Problem, float]]) -> dict[str, Counter[str]]:
-    """Method -> task -> on how many seeds no other needed less to get there.
+    """Method -> task -> number of seeds on which no other method reached the target at a lower cost.
 
     >>> costs = {
     ...     "soap": {("digits", 0): 1.0, ("digits", 1): math.inf},
@@ -223,13 +231,13 @@ def solved(staircase: tuple[list[float], list[float]], factor: float) -> float:
 
 
 def overall_mean(each: Sequence[Score]) -> float:
-    """Geometric mean of the ratio at the end; last, where a method has no run that ended well on a task."""
+    """Geometric mean of the ratio at the end; infinite if a method has no finished run on a task."""
     mean = geometric_mean([score.final.estimate.mean for score in each])
     return mean if math.isfinite(mean) else math.inf
 
 
 def overall_row(method: str, each: Sequence[Score]) -> list[str]:
-    """A method over its tasks. Where one was not reached in the median, there is no mean of costs."""
+    """A method over its tasks. There is no mean of costs if a target was not reached in the median."""
     finals = [score.final.estimate.mean for score in each]
     reached = [score.reached[COST] for score in each]
     return [
@@ -255,13 +263,13 @@ def mean_text(values: Sequence[float]) -> str:
 
 
 def calibration_table(calibrated: Mapping[str, Mapping[str, Any]]) -> str:
-    """What a forward pass counts."""
+    """Cost of a forward pass by task."""
     rows = [[task, *(found[name] for name in CALIBRATION)] for task, found in calibrated.items()]
     return table(rows, ["task", *CALIBRATION.values()])
 
 
 def tuning_table(found: Mapping[str, Mapping[str, Tuned]]) -> str:
-    """All rates that were tried, and what they led to."""
+    """All rates that were tried, with the resulting metric."""
     rows = [
         [task, METHODS[method].label, f"{tuned.slowness:.2f}", *tried_texts(tuned)]
         for task, methods in found.items()
@@ -271,6 +279,6 @@ def tuning_table(found: Mapping[str, Mapping[str, Tuned]]) -> str:
 
 
 def tried_texts(tuned: Tuned) -> list[str]:
-    """A cell for each rate, the chosen one in bold."""
+    """One cell per rate, the chosen one in bold."""
     cells = {rate: f"{rate:g}: {score:.3g}" for rate, score in tuned.tried.items()}
     return [f"**{cell}**" if rate == tuned.rate else cell for rate, cell in cells.items()]

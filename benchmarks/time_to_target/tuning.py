@@ -1,4 +1,4 @@
-"""What the tuning runs say: the best rate of each method, and how long its steps take. Nothing is kept but the runs."""
+"""Evaluation of the tuning runs: the best rate of each method, and the time of its steps. Only the runs are stored."""
 
 import math
 from collections.abc import Mapping
@@ -13,7 +13,7 @@ from torch_anderson.lab.runner import Spec
 from .field import BASE, scaled, tuning_specs
 
 MOST = 20.0
-"""Times that the base's steps take at most, or a method is too slow to be run in its time."""
+"""Largest time of a step, in steps of the base; slower methods cannot be run in the time of the base."""
 
 
 class NotTuned(Exception):
@@ -22,7 +22,7 @@ class NotTuned(Exception):
 
 @dataclass(frozen=True)
 class Tuned:
-    """What a method is run with."""
+    """The tuned settings of a method."""
 
     rate: float
     tried: Mapping[float, float]
@@ -61,7 +61,7 @@ def final(run: Run) -> float:
 
 
 def geometric_mean(values: list[float]) -> float:
-    """Of positive values, infinite ones allowed.
+    """The geometric mean of positive values; infinite ones are allowed.
 
     >>> geometric_mean([1.0, 4.0]), geometric_mean([1.0, math.inf])
     (2.0, inf)
@@ -70,7 +70,7 @@ def geometric_mean(values: list[float]) -> float:
 
 
 def slowness(runs: Mapping[Any, Run], base: Mapping[Any, Run]) -> float:
-    """Median over pairs of runs at the same rate and seed, of which neither diverged; 1 if there is none."""
+    """Median over pairs of runs at the same rate and seed without divergence; 1 if there is none."""
     pairs = [(run, base[key]) for key, run in runs.items() if not run.diverged and not base[key].diverged]
     return min(MOST, median([pace(run) / pace(other) for run, other in pairs] or [1.0]))
 

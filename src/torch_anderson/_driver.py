@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
+from ._calls import BaseStep
 from ._ranks.ranks import world_size
 from ._records import JumpRecord, Stats
 from ._tensors import checkpoint
@@ -20,9 +21,6 @@ from ._tensors.checkpoint import Entries, Saved, Shapes
 from ._tensors.members import account
 
 logger = logging.getLogger("torch_anderson")
-
-BaseStep = Callable[[], tuple[Any, Any]]
-"""Makes one step of the base; returns what the base returns, and the samples that were given for this step."""
 
 
 class Driver(ABC):
@@ -36,8 +34,6 @@ class Driver(ABC):
         self.options = options
         self.shard = shard
         self.stats = Stats()
-        self.k = 0
-        """Base steps that changed parameters."""
         self.hooks: OrderedDict[int, Callable[[JumpRecord], None]] = OrderedDict()
         self.ahead: Any = None
         """Samples for the next step, given before it by ``set_batch``."""
@@ -51,7 +47,20 @@ class Driver(ABC):
 
     @abstractmethod
     def step(self, base_step: BaseStep) -> Any:
-        """Make one base step, accelerated."""
+        """Make one base step, accelerated; the memory is that of the present parameters."""
+
+    @property
+    def resting(self) -> bool:
+        """Whether the next step is the base's own, and need not even look at the parameters."""
+        return False
+
+    def count_rest(self) -> None:  # noqa: B027  # not every accelerator rests
+        """Count such a step."""
+
+    @property
+    @abstractmethod
+    def steps(self) -> int:
+        """Base steps that changed parameters."""
 
     @abstractmethod
     def build(self, space: Space) -> None:
@@ -80,13 +89,23 @@ class Driver(ABC):
     # ------------------------------------------------------------------------------------------ following parameters
 
     def look(self) -> None:
-        """Rebuild the memory if the parameters have changed."""
+        """Rebuild the memory if the parameters have changed, as before every step."""
         if space := Space.if_changed(self.space, self.base.param_groups, self.options.process_group, self.shard):
             self.follow(space)
 
-    def idle(self) -> None:
-        """After a base step at rate 0: distributed checkpoints make an optimizer allocate its state this way."""
+    def idle(self, base_step: BaseStep) -> Any:
+        """Make a base step at rate 0: distributed checkpoints make an optimizer allocate its state this way."""
+        loss, _ = base_step()
         self.look()
+        return loss
+
+    def acted(self, version: int) -> bool:
+        """Whether a base step did anything, without a look at the weights: it left gradients, or wrote to parameters.
+
+        ``version`` is that of the parameters before it.
+        """
+        groups = self.base.param_groups
+        return any(p.grad is not None for group in groups for p in group["params"]) or self.space.touched(version)
 
     def follow(self, space: Space) -> None:
         """Go on with parameters that came, went, were frozen or moved. The memory of the same ones is carried over."""
@@ -101,7 +120,6 @@ class Driver(ABC):
         other steps, and would compare notes with whatever the first rank sends then.
         """
         if world_size(self.options.process_group) > 1:
-            self.look()
             self.space.ranks.require_agreement(account(self.options, self.base.param_groups))
         self.agreed = True
 
@@ -110,13 +128,12 @@ class Driver(ABC):
 
         Unless the entries belong to exactly these parameters, the history starts empty.
         """
-        begun = self.entered or bool(found)
         with torch.inference_mode(False), torch.no_grad():  # buffers made in inference mode could never be written
             self.space, self.entered, self.agreed = space, True, False
             self.build(space)
             if found:
                 self.load_numbers(found)
-            if not checkpoint.adopt(space, self.saved().vectors, found) and begun:
+            if not checkpoint.adopt(space, self.saved().vectors, found) and self.steps:
                 self.reset_history()
         self.stats.history_bytes = self.bytes()
 

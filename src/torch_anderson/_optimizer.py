@@ -8,10 +8,11 @@ from typing import Any, Self
 
 from torch import Tensor
 from torch._compile import _disable_dynamo
+from torch.compiler import is_compiling
 from torch.optim import Optimizer
-from torch.optim.optimizer import _global_optimizer_post_hooks, _global_optimizer_pre_hooks
 from torch.utils.hooks import RemovableHandle
 
+from ._calls import call_step, global_hooks
 from ._driver import Driver
 from ._options import Options
 from ._records import JumpRecord, Stats
@@ -65,24 +66,32 @@ class WrappedOptimizer(Optimizer):
 
     # ----------------------------------------------------------------------------------------------------- training
 
-    @_disable_dynamo  # torch.compiler.disable, without importing the compiler before it is needed
     def _step(self, closure: Callable[[], Any] | None, samples: Any) -> Any:
-        """Make one base step, accelerated where it can change anything."""
+        """Make one base step, accelerated where it can change anything; one of many at rest costs next to nothing."""
+        driver = self._driver
+        if not driver.resting or not driver.agreed or not self._enabled or is_compiling() or global_hooks():
+            return self._accelerated_step(closure, samples)
+        driver.count_rest()
+        return driver.base.step() if closure is None else driver.base.step(closure)
+
+    @_disable_dynamo  # torch.compiler.disable, without importing the compiler before it is needed
+    def _accelerated_step(self, closure: Callable[[], Any] | None, samples: Any) -> Any:
         driver = self._driver
 
-        def base_step() -> tuple[Any, Any]:
-            loss = _call_step(driver.base, closure)
+        def base_step(measure: Callable[[], bool] | None = None) -> tuple[Any, Any]:
+            loss = call_step(driver.base, closure, measure)
             ahead, driver.ahead = driver.ahead, None  # some frameworks call set_batch in the closure
             return loss, ahead if samples is None else samples
 
-        if self._enabled and not all(group.get("lr") == 0 for group in driver.base.param_groups):
-            if not driver.agreed:
-                driver.agree()
-            return driver.step(base_step)
-        loss, _ = base_step()
-        if self._enabled:
-            driver.idle()
-        return loss
+        if not self._enabled:
+            return base_step()[0]
+        if all(group.get("lr") == 0 for group in driver.base.param_groups):
+            return driver.idle(base_step)
+        if space := Space.if_changed(driver.space, driver.base.param_groups, self.options.process_group, driver.shard):
+            driver.follow(space)
+        if not driver.agreed:
+            driver.agree()
+        return driver.step(base_step)
 
     def zero_grad(self, set_to_none: bool = True) -> None:
         """Reset the gradients as the base does."""
@@ -269,19 +278,6 @@ class WrappedOptimizer(Optimizer):
         self._start_over(state["base"], {params[i]: kept for i, kept in state["kept"].items()})
         self._driver.watch()
         super().__setstate__({})
-
-
-def _call_step(base: Optimizer, closure: Callable[[], Any] | None) -> Any:
-    """Make the base's step. Global step hooks see the outer optimizer; the base's step would call them again."""
-    pre, post = _global_optimizer_pre_hooks, _global_optimizer_post_hooks
-    kept = dict(pre), dict(post)
-    pre.clear()
-    post.clear()
-    try:
-        return base.step() if closure is None else base.step(closure)  # some bases take no argument
-    finally:
-        pre.update(kept[0])
-        post.update(kept[1])
 
 
 def _cloned(entries: checkpoint.Entries) -> checkpoint.Entries:

@@ -4,15 +4,16 @@ from collections import Counter
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from math import nan
+from typing import Self
 
 import torch
 
 SKIPPED = (
-    *("short_history", "converged", "nonfinite", "outside_write", "no_gain", "noisy", "no_loss"),
+    *("short_history", "converged", "nonfinite", "outside_write", "no_gain", "noisy", "no_descent", "no_loss"),
     *("no_outputs", "nonfinite_outputs", "outputs_wrote", "outputs_changed", "random_outputs", "constant_outputs"),
-    *("loss_domain", "other_rank", "outside_parameters"),
+    *("integer_outputs", "loss_domain", "other_rank", "outside_parameters"),
 )
-REJECTED = ("nonfinite", "too_long", "descent", "loss", "residual", "outside_write")
+REJECTED = ("nonfinite", "too_long", "gradient", "loss", "residual", "outside_write")
 COUNTS = (
     "attempted",
     "accepted",
@@ -42,7 +43,7 @@ class JumpRecord:
     step: int
     """The base step after which it was computed."""
     residual_norm: float
-    """|r|; for ``GaussNewton`` the square root of the loss."""
+    """|r|, or the length of the gradient; for ``GaussNewton`` the square root of the loss."""
     predicted_residual_norm: float
     """|r - R g|"""
     rank: int
@@ -57,6 +58,12 @@ class JumpRecord:
     """Empty if the weights jumped, otherwise the reason: a name from ``SKIPPED`` or ``REJECTED``."""
     gram: list[list[float]] | None = field(default=None, repr=False, compare=False)
     """Lower triangle of R'R up to a factor, newest column first; absent in a record from a checkpoint."""
+
+    @classmethod
+    def from_numbers(cls, values: Iterable[float]) -> Self:
+        """A record from its ``NUMBERS``, as a checkpoint has them."""
+        step, residual, predicted, rank, length, coefficients, ratio = values
+        return cls(int(step), residual, predicted, int(rank), int(length), coefficients, ratio)
 
     @property
     def accepted(self) -> bool:

@@ -5,7 +5,6 @@ import re
 import signal
 import subprocess
 import sys
-from inspect import signature
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +13,7 @@ import torch
 from processes import PATIENCE
 from torch import nn
 
-from torch_anderson import Anderson, Storage
+from torch_anderson import Anderson
 
 PAGE = "docs/distributed.md"
 ROOT = Path(__file__).parents[2]
@@ -105,10 +104,3 @@ def test_both_examples_train_as_a_single_process_does_and_their_checkpoints_leav
 @pytest.mark.parametrize("example", [DDP, FSDP], ids=["ddp", "fsdp"])
 def test_an_example_has_fifteen_lines(example: str):
     assert len([line for line in example.splitlines() if line and not line.startswith("#")]) <= 15
-
-
-def test_the_table_of_storage_has_all_options_with_their_defaults():
-    from test_documented_options import documented
-
-    options: dict[str, Any] = {option.name: option.default for option in signature(Storage).parameters.values()}
-    assert documented(PAGE, column=2) == options

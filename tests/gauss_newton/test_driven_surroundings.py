@@ -259,3 +259,27 @@ def test_hooks_see_parameters_as_they_are_trained():
     train(model, optimizer, 16)
     assert seen[0][0]
     assert_same(seen[0][1], weights(model))
+
+
+@pytest.mark.parametrize("late", [False, True])
+def test_a_group_of_learning_rate_zero_stays_where_it_is(late):
+    """From the start, or once it has been trained, so that earlier directions lead away."""
+    model = make_model(dtype=torch.float64)
+    optimizer = GaussNewton(SGD([{"params": layer.parameters()} for layer in (model[0], model[2])], lr=0.1), loss="mse")
+    if late:
+        train(model, optimizer, 30)
+    optimizer.param_groups[1]["lr"] = 0.0
+    before, accepted = weights(model[2]), optimizer.stats.counts["accepted"]
+    train(model, optimizer, 90, start=30)
+    assert optimizer.stats.counts["accepted"] > accepted
+    assert_same(weights(model[2]), before)
+
+
+def test_a_parameter_without_gradient_is_not_moved_by_a_jump():
+    model, optimizer = driven()
+    train(model, optimizer, 15)
+    bias, before = model[0].bias, model[0].bias.detach().clone()
+    optimizer.base.register_step_pre_hook(lambda *_: setattr(bias, "grad", None))
+    train(model, optimizer, 60, start=15)
+    assert optimizer.stats.counts["accepted"] > 0
+    assert_same([bias.detach()], [before])

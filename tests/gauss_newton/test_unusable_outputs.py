@@ -9,7 +9,8 @@ from driven import EAGER, FIRST, driven, predictions, train, trained_plainly
 from torch import nn
 from torch.nn.functional import binary_cross_entropy, cross_entropy
 from torch.optim import SGD, Adam
-from training import assert_same, weights
+from training import assert_same, make_model, weights
+from worlds import log_cosh
 
 from torch_anderson import GaussNewton
 
@@ -59,6 +60,11 @@ def constant(model, i):
     return torch.ones(8, 1, dtype=torch.float64), torch.zeros(8, 1, dtype=torch.float64)
 
 
+def integers(model, i):
+    values, targets = predictions(model, i)
+    return (100 * values).long(), targets
+
+
 UNUSABLE = {
     "nonfinite_outputs": not_finite,
     "outputs_changed": changing(),
@@ -66,7 +72,7 @@ UNUSABLE = {
     "outputs_wrote by .data": writing_data,
     "outputs_wrote by other memory": swapping,
     "random_outputs": random,
-    "constant_outputs": constant,
+    "integer_outputs": integers,
     "no_outputs": None,
 }
 
@@ -83,6 +89,14 @@ def test_unusable_outputs_are_counted_said_once_and_cost_nothing_but_the_jump(na
     assert_same(weights(model), weights(trained_plainly(60, "momentum")))
 
 
+@pytest.mark.parametrize("loss", ["residual", "mse", "cross_entropy", log_cosh])
+def test_integer_outputs_are_counted_whatever_the_loss(loss):
+    model, optimizer = driven(loss=loss)
+    train(model, optimizer, 40, outputs=lambda model, i: (torch.arange(3), torch.arange(3)))
+    assert optimizer.stats.counts["skipped_integer_outputs"] > 0 == optimizer.stats.counts["attempted"]
+    assert_same(weights(model), weights(trained_plainly(40)))
+
+
 def test_after_unusable_outputs_good_ones_are_used_again():
     model, optimizer = driven()
     train(model, optimizer, 20, outputs=not_finite)
@@ -91,14 +105,14 @@ def test_after_unusable_outputs_good_ones_are_used_again():
 
 
 @pytest.mark.parametrize("kind", ["mse", "residual"])
-@pytest.mark.parametrize("cause", ["constant_outputs", "converged"])
+@pytest.mark.parametrize("cause", ["no_outputs", "converged"])
 def test_empty_and_perfect_outputs_make_plain_steps(kind, cause):
-    """Perfect outputs depend on the weights, but cannot become better; empty ones depend on nothing."""
+    """Perfect outputs depend on the weights, but cannot become better; empty ones are none."""
     model, optimizer = driven(loss=kind)
     shift = weights(model)[-1] * 0
 
     def outputs(model, i):
-        if cause == "constant_outputs":
+        if cause == "no_outputs":
             return (torch.zeros(0, 1), torch.zeros(0, 1)) if kind == "mse" else torch.zeros(0, 1)
         nonlocal shift
         values, _ = predictions(model, i)
@@ -205,9 +219,6 @@ WRONG = {
     "logits alone": ("cross_entropy", ROW, "predictions, targets"),
     "three tensors": ("mse", (ROW, ROW, ROW), "predictions, targets"),
     "other shapes": ("mse", (ROW, torch.ones(2, 1)), "same shape"),
-    "integer residuals": ("residual", torch.arange(3), "integers"),
-    "integer predictions": ("mse", (torch.arange(3), torch.arange(3)), "integers"),
-    "classes as logits": ("cross_entropy", (torch.arange(3), torch.arange(3)), "integers"),
     "a loss": ("residual", NUMBER, "one entry for each sample"),
     "losses": ("residual", (NUMBER, NUMBER), "one entry for each sample"),
 }
@@ -220,6 +231,49 @@ def test_what_is_no_output_at_all_raises_and_leaves_the_plain_step(name):
     with pytest.raises(TypeError, match=f"outputs.*{message}"):
         train(model, optimizer, 20, outputs=lambda model, i: found)
     assert_same(weights(model), weights(trained_plainly(FIRST)))
+
+
+def test_outputs_that_do_not_depend_on_the_weights_are_refused():
+    other = make_model(seed=1, dtype=torch.float64)
+    for outputs in (constant, lambda model, i: predictions(other, i)):
+        model, optimizer = driven()
+        with pytest.raises(TypeError, match="do not depend on the weights"):
+            train(model, optimizer, 20, outputs=outputs)
+        assert_same(weights(model), weights(trained_plainly(FIRST)))
+
+
+def frozen(model, optimizer):
+    model[0].requires_grad_(False)
+
+
+def opted_out(model, optimizer):
+    optimizer.add_param_group({"params": [nn.Parameter(torch.zeros(1))], "anderson": False})
+
+
+def without_gradient(model, optimizer):
+    def zero(*_):
+        for param in model.parameters():
+            param.grad.zero_()
+
+    optimizer.base.register_step_pre_hook(zero)
+    optimizer.param_groups[0]["weight_decay"] = 0.1
+
+
+@pytest.mark.parametrize("reason", [frozen, opted_out, without_gradient])
+def test_a_model_whose_outputs_may_well_be_constant_makes_plain_steps(reason, caplog):
+    model, optimizer = driven()
+    reason(model, optimizer)
+    train(model, optimizer, 40, outputs=constant)
+    assert optimizer.stats.counts["skipped_constant_outputs"] > 0 == optimizer.stats.counts["attempted"]
+    assert caplog.text.count("do not depend on the weights") == 1
+
+
+def test_a_model_whose_outputs_become_constant_goes_on_with_plain_steps():
+    model, optimizer = driven()
+    train(model, optimizer, 20)
+    assert optimizer.stats.counts["attempted"] > 0
+    train(model, optimizer, 80, start=20, outputs=constant)
+    assert optimizer.stats.counts["skipped_constant_outputs"] > 0
 
 
 def test_predictions_and_targets_given_as_residuals_are_refused():

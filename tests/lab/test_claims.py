@@ -359,7 +359,7 @@ def test_the_control_of_both_is_that_of_the_average_where_jumps_are_full():
     assert "anderson+average to matched-average" in numbers and "may explain" in numbers
     on_admissions = seeds() + seeds("anderson+average") + seeds("matched-average")
     assert (
-        "control, base at the learning rate it amounts to, was not run"
+        "control (base at the equivalent learning rate) was not run"
         in judged("admissions: average", on_admissions).numbers
     )
 

@@ -16,8 +16,7 @@ import psutil
 import pytest
 from rich.console import Console
 
-from torch_anderson.lab import cli, overview
-from torch_anderson.lab import sweep as sweeping
+from torch_anderson.lab import attempt, cli, overview
 from torch_anderson.lab.arguments import BadInput, parse_seeds, parse_value, specs, variations
 from torch_anderson.lab.bench import bare_loop, overhead
 from torch_anderson.lab.cli import main
@@ -96,7 +95,7 @@ def test_seeds_are_outermost_and_methods_that_do_not_fit_are_left_out():
         (["run", "diabetes", "--set", "history_size=five"], "Invalid history_size: 'five'. diabetes takes int"),
         (["run", "diabetes", "--set", "history_size"], "name=value"),
         (["run", "diabetes", "--seeds", "many"], "Invalid seeds: 'many'"),
-        (["run", "diabetes", "--method", "lbfgs"], "lbfgs makes no sense for diabetes"),
+        (["run", "diabetes", "--method", "lbfgs"], "lbfgs does not apply to diabetes"),
         (["run", "diabetes", "--jobs", "0"], "Invalid jobs: 0"),
         (["run", "diabetes", "--backend", "dask"], "--scheduler ADDRESS"),
         (["run", "diabetes", "--checkpoint-every", "nan"], "Invalid checkpoint_every: nan. Allowed: 0 and more"),
@@ -331,7 +330,7 @@ def test_interrupt_stops_cleanly_and_the_same_command_resumes(tmp_path, capsys, 
     out, err = process.communicate(timeout=30)
     finished = len(out.splitlines())
     assert process.returncode == 130
-    assert err.decode() == f"Stopped. {finished} of 3 runs are done; the same command goes on with the rest.\n"
+    assert err.decode() == f"Stopped. {finished} of 3 runs are done; run the same command to continue.\n"
     assert not psutil.wait_procs(children, timeout=10)[1]
     summaries = {path: path.stat().st_mtime_ns for path in tmp_path.rglob(SUMMARY)}
     assert main([*words, "--jobs", "1"]) == 0
@@ -343,7 +342,7 @@ def test_interrupt_in_this_process_says_what_is_done(tmp_path, capsys, monkeypat
     def interrupted(spec, results, *_):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(sweeping, "run", interrupted)
+    monkeypatch.setattr(attempt, "run", interrupted)
     assert main(["run", "diabetes", "--results", str(tmp_path), *SHORT]) == 130
     assert "0 of 60 runs are done" in capsys.readouterr().err
 

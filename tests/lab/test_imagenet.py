@@ -363,6 +363,7 @@ def test_methods_have_the_options_of_the_paper():
     both, alone, average = (options(method) for method in ("anderson+average", "anderson", "average"))
     assert (both.period, both.store_period, both.history_size, both.relaxation) == (5, 5, 20, 0.5)
     assert (both.average.window, alone.average, average.average.window) == (4, None, 4)
+    assert both.residual == alone.residual == average.residual == "step"
     assert both.safeguard == alone.safeguard == "residual"
     base = make_optimizer(Settings(data=Path()), [torch.zeros(2, requires_grad=True)])
     assert (type(base), base.defaults["nesterov"], base.defaults["momentum"]) == (torch.optim.SGD, True, 0.9)

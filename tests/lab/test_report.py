@@ -203,7 +203,7 @@ def test_curves_of_different_grids_and_lengths_have_a_common_one(tmp_path):
 def test_acceptance_leaves_out_methods_without_and_causes_that_never_occurred(tmp_path):
     write_run(tmp_path, "foreign", "base", 0)
     for seed, accepted in enumerate([4, 6]):
-        counts = {"attempted": 10, "accepted": accepted, "rejected_loss": 10 - accepted, "rejected_descent": 0}
+        counts = {"attempted": 10, "accepted": accepted, "rejected_loss": 10 - accepted, "rejected_gradient": 0}
         write_run(tmp_path, "foreign", "anderson", seed, stats=counts)
     table = acceptance_table(comparison(tmp_path))
     assert table.drop(columns=["task", "label"]).to_dict("records") == [

@@ -17,11 +17,12 @@ import psutil
 import pytest
 import torch
 
-from torch_anderson.lab import sweep as module
+from torch_anderson.lab import attempt as module
+from torch_anderson.lab.attempt import alone_in
 from torch_anderson.lab.methods import METHODS
 from torch_anderson.lab.results import CONFIG, METRICS, SUMMARY, load_runs, read_json
 from torch_anderson.lab.runner import CHECKPOINT, PROGRESS, OtherSettings, Spec, Training, describe, run, train
-from torch_anderson.lab.sweep import ERROR, CannotWrite, alone_in, check_writable, sweep
+from torch_anderson.lab.sweep import ERROR, CannotWrite, check_writable, sweep
 
 SPECS = [Spec("diabetes", method, seed, overrides={"steps": 60}) for seed in (0, 1) for method in ("base", "anderson")]
 LONG = [replace(spec, overrides={"steps": 1000}) for spec in SPECS[:2]]

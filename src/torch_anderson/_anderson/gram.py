@@ -23,11 +23,6 @@ second, they need not be any more."""
 FITTED = 1e-2
 """The share of |r|^2 that is left, below which products have to be exact."""
 
-LEAST_REGULARIZATION = 1e-12
-"""Without noise."""
-NOISE_REGULARIZATION = 0.1
-"""Where residual differences are nothing but noise."""
-
 
 NO_SOLUTION = Coefficients([], 0.0, 0)
 
@@ -71,10 +66,6 @@ class Problem:
     def finite(self) -> bool:
         """Whether all numbers are; the diagonal bounds the rest of the matrix."""
         return isfinite(self.residual_norm + self.path + sum([row[-1] for row in self.gram]))
-
-    def smoothness(self, rows: int) -> float:
-        """Smoothness of the newest residuals, see below."""
-        return smoothness(self.gram, rows)
 
     def jump(self, relaxation: float) -> Jump:
         """The paper's mixing, w + beta (r - (W + R) g): the last point u minus e = beta (W + R) g + (1 - beta) r."""
@@ -128,7 +119,7 @@ class Gram:
         """Whether products are formed in float64 although rows are not."""
         self.matrix = [[0.0] * (2 * size + 1) for _ in range(2 * size + 1)]
 
-    def update(self, history: History, ranks: Ranks, regularization: float | None, disturbed: bool = False) -> Problem:
+    def update(self, history: History, ranks: Ranks, regularization: float, disturbed: bool = False) -> Problem:
         """Take in what was stored since the last time, and solve the problem; the same on all ranks.
 
         Products of long rows are formed in their own type, in half the time, as long as that is good enough: errors
@@ -145,9 +136,14 @@ class Gram:
             self.exact = False
         return problem
 
-    def _updated(self, history: History, ranks: Ranks, regularization: float | None, disturbed: bool) -> Problem:
-        wanted, own = history.new_products(self.exact)
+    def _updated(self, history: History, ranks: Ranks, regularization: float, disturbed: bool) -> Problem:
         slots = history.newest_first
+        disturbed = self.take_in(history, ranks, disturbed)
+        return self._problem(slots, history.rates, regularization, disturbed)
+
+    def take_in(self, history: History, ranks: Ranks, disturbed: bool = False) -> bool:
+        """Add the products of new rows, over all ranks; one small message. Returns whether any rank is disturbed."""
+        wanted, own = history.new_products(self.exact)
         if ranks.size > 1:
             flag = torch.tensor([float(disturbed)], dtype=own.dtype).to(own.device)
             *flat, others = ranks.sum(torch.cat([own.flatten(), flag])).tolist()
@@ -155,58 +151,19 @@ class Gram:
             disturbed = others > 0
         else:
             products = own.tolist()
-        for row, new in zip(self.matrix, products, strict=True):
+        rows = wanted if len(products) == len(wanted) else range(len(self.matrix))
+        for i, new in zip(rows, products, strict=True):
             for j, value in zip(wanted, new, strict=True):
-                row[j] = value
-        for j, column in zip(wanted, zip(*products, strict=True), strict=True):
-            self.matrix[j] = list(column)
-        return self._problem(slots, history.rates, regularization, disturbed)
+                self.matrix[i][j] = self.matrix[j][i] = value
+        return disturbed
 
-    def _problem(self, slots: list[int], rates: list[float], regularization: float | None, disturbed: bool) -> Problem:
+    def _problem(self, slots: list[int], rates: list[float], regularization: float, disturbed: bool) -> Problem:
         matrix, size = self.matrix, self.size
         gram = [[matrix[i][j] for j in slots[: a + 1]] for a, i in enumerate(slots)]
         residual_sq, rhs = matrix[size][size], [matrix[i][size] for i in slots]
         path = sum([sqrt(max(matrix[size + 1 + i][size + 1 + i], 0.0)) for i in slots])
         posed = Problem(gram, rates[-1] * sqrt(residual_sq), path, rates, slots, matrix, disturbed, NO_SOLUTION)
         if posed.finite and not disturbed:
-            posed.solution = solve(gram, rhs, by_noise(gram) if regularization is None else regularization)
+            posed.solution = solve(gram, rhs, regularization)
             posed.gain = sqrt(max(1 - posed.solution.fitted_sq / residual_sq, 0.0)) if residual_sq else 0.0
         return posed
-
-
-# ------------------------------------------------------------------------------------------------------------ noise
-#
-# Let r_i = s_i + e_i, with s smooth and e independent from pair to pair, of mean square v. Then consecutive
-# differences d have
-#
-#     |d_i|^2 = |ds|^2 + 2 v        <d_i, d_{i-1}> = |ds|^2 - v
-#
-# and their cosine c tells how much of |d|^2 is noise: 2 v / |d|^2 = 2 (1 - c) / 3. Whatever else keeps residuals from
-# changing smoothly, such as momentum that a jump leaves behind, counts as noise too: it spoils the fit alike.
-
-
-def smoothness(gram: Sequence[Sequence[float]], rows: int) -> float:
-    """Mean cosine between consecutive differences of residuals, over the newest ``rows``.
-
-    It is near 1 for a smooth path, 0 for smoothed noise, -0.5 for white noise; without evidence, 1.
-
-    >>> smoothness([[1.0], [1.0, 1.0], [-1.0, -1.0, 1.0]], rows=3)
-    0.0
-    """
-    pairs = [(gram[i + 1][i], gram[i][i] * gram[i + 1][i + 1]) for i in range(min(rows, len(gram)) - 1)]
-    cosines = [product / sqrt(squares) for product, squares in pairs if squares > 0]
-    return sum(cosines) / len(cosines) if cosines else 1.0
-
-
-def noise_share(gram: Sequence[Sequence[float]]) -> float:
-    """The part of the squared residual differences that is noise, from 0 to 1.
-
-    >>> noise_share([[1.0], [1.0, 1.0]]), noise_share([[1.0], [-0.5, 1.0]])
-    (0.0, 1.0)
-    """
-    return min(max(2 * (1 - smoothness(gram, len(gram))) / 3, 0.0), 1.0)
-
-
-def by_noise(gram: Sequence[Sequence[float]]) -> float:
-    """Regularization according to the noise that the columns show."""
-    return LEAST_REGULARIZATION + NOISE_REGULARIZATION * noise_share(gram)

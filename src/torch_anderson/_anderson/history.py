@@ -1,7 +1,8 @@
 """Ring buffers of differences of pairs (point, residual).
 
-    point      where the map leads: u = w + r, one for each pair
-    residual   r, divided by the largest learning rate of its pair, so that a schedule changes a factor and not the rows
+    point      where the map leads, u = w + r, if residuals are base steps; the weights w if they are gradients
+    residual   r, divided by the largest learning rate of its pair, so that a schedule changes a factor and not the
+               rows; or the gradient
 
 Pairs are measured, differences are stored: a residual is never derived from stored points, which would be wrong after
 any jump or average. Differences are taken as previous minus present. The sign does not matter: coefficients of the
@@ -54,9 +55,8 @@ class Rows:
         """Whether every product is formed in float64 anyway."""
         self._slots = list(zip(self.point_diffs.unbind(), self.residual_diffs.unbind(), strict=True))
 
-    def store(self, slot: int | None, last_point: Tensor, start: Tensor, point: Tensor, scale: float) -> None:
+    def store(self, slot: int | None, last_point: Tensor, point: Tensor, residual: Tensor, scale: float) -> None:
         """Put the differences from the last pair into a slot, and keep the residual times ``scale`` as the last one."""
-        residual = torch.sub(point, start, out=start)
         if slot is not None:
             rows = self._slots[slot]
             if self.courier:
@@ -73,8 +73,10 @@ class Rows:
         self.residual_diffs.zero_()
         self.point_diffs.zero_()
 
-    def products(self, wanted: Sequence[int], exact: bool) -> Tensor:
+    def products(self, wanted: Sequence[int], exact: bool, alone: bool) -> Tensor:
         """Inner products of all rows of Z with the ``wanted`` ones, over the columns that this rank multiplies.
+
+        ``alone``: of the wanted rows among themselves.
 
         Exact products are formed in float64: nearly collinear columns need it (in float32 the least-squares residual
         was up to 13 times the optimum at condition 1e6). Others are formed in the rows' type, chunk by chunk, and
@@ -84,7 +86,8 @@ class Rows:
         total: Tensor | None = None
         for z in self._chunks(exact):
             with full_precision(z.device):
-                part = (z @ (z if everything else self._chosen(z, wanted)).t()).double()
+                right = z if everything else self._chosen(z, wanted)
+                part = ((right if alone else z) @ right.t()).double()
             total = part if total is None else total.add_(part)
         assert total is not None
         return total if self.block.span_weight == 1 else total.mul_(self.block.span_weight)
@@ -160,38 +163,41 @@ class History:
         """Slots of the rows that hold differences."""
         return [(self.pairs - 2 - age) % self.size for age in range(self.held)]
 
-    def store(self, start: Vector, point: Vector, rate: float) -> Vector:
-        """Add the pair of base steps from ``start`` to ``point``, whose residual is proportional to ``rate``.
+    def store(self, point: Vector, residual: Vector, rate: float = 1.0) -> Vector:
+        """Add a pair, whose residual is proportional to ``rate``.
 
-        ``start`` is overwritten. The history keeps ``point``; returns the vector that it replaces, free for other use.
+        The history keeps ``point``; returns the vector that it replaces, free for other use.
         """
         slot = (self.pairs - 1) % self.size if self.pairs else None
         scale = 1 / rate if rate else 0.0
         for i, rows in enumerate(self.rows):
-            rows.store(slot, self.last_point[i], start[i], point[i], scale)
+            rows.store(slot, self.last_point[i], point[i], residual[i], scale)
         self.fresh = min(self.fresh + (self.pairs > 0), self.size)
         self.pairs += 1
         self.rates = [*self.rates[-self.size :], rate]
         free, self.last_point = self.last_point, point
         return free
 
-    def clear(self) -> None:
-        """Forget every pair."""
+    def clear(self, zero: bool = True) -> None:
+        """Forget every pair. Rows that hold nothing but finite numbers need not be zeroed: 0 times them is 0."""
         self.pairs = self.fresh = 0
         self.rates = []
-        for rows in self.rows:
-            rows.clear()
+        if zero:
+            for rows in self.rows:
+                rows.clear()
 
     def new_products(self, exact: bool) -> tuple[list[int], Tensor]:
         """Inner products of all rows of Z with those that are new: fresh differences, and the last residual.
 
         Returns the positions of these rows in Z, and one column for each: sums over this rank's columns of all blocks.
+        If no other rows are in use, the columns have no other entries either.
         """
         fresh = self.newest_first[: self.fresh]
         wanted = [*fresh, self.size, *(self.size + 1 + slot for slot in fresh)]
         if len(fresh) == self.size:
             wanted.sort()  # all rows, as they are
-        parts = [rows.products(wanted, exact or rows.exact) for rows in self.rows]
+        alone = len(fresh) == self.held
+        parts = [rows.products(wanted, exact or rows.exact, alone) for rows in self.rows]
         self.fresh = 0
         total = parts[0] if len(parts) == 1 else torch.stack([part.to(parts[0].device) for part in parts]).sum(0)
         return wanted, total

@@ -1,17 +1,18 @@
-"""What a residual is: the displacement of base steps (the paper's), and the learning rates that it is proportional to.
+"""What a residual is: the displacement of a base step (the paper's), or the gradient.
 
-A residual kind says what to copy before a base step, what pair (point, residual) follows from the weights after it,
-and whether its pairs can be compared with those stored before.
+A kind of residual says what pair (point, residual) a step yields, and whether it can be compared with those before it.
 """
 
 from collections.abc import Sequence
+from math import sqrt
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
-from .._tensors.blocks import Space
-from .._tensors.members import Group
+from .._tensors.blocks import Space, Vector
+from .._tensors.members import Group, takes_part
 
 NOT_PROPORTIONAL = (torch.optim.Rprop, torch.optim.LBFGS, torch.optim.ASGD, torch.optim.Adafactor)
 """Optimizers whose step is not proportional to the learning rate."""
@@ -19,34 +20,47 @@ NOT_PROPORTIONAL = (torch.optim.Rprop, torch.optim.LBFGS, torch.optim.ASGD, torc
 SAME_RATIO = 1e-9
 
 
+def learning_rates(groups: Sequence[Group]) -> list[float]:
+    """The learning rates of groups; 1 where the base chooses it by itself."""
+    return [1.0 if group.get("lr") is None else float(group["lr"]) for group in groups]
+
+
+def same_ratios(before: Sequence[float], now: Sequence[float]) -> bool:
+    """Whether learning rates of groups differ by a common factor; where all are 0, nothing can be said."""
+    if before == now:
+        return True
+    most_before, most_now = max(before, default=0.0), max(now, default=0.0)
+    if len(before) != len(now) or not most_before or not most_now:
+        return False
+    pairs = ((a / most_before, b / most_now) for a, b in zip(before, now, strict=True))
+    return all(abs(a - b) <= SAME_RATIO * max(a, b) for a, b in pairs)
+
+
 class StepResidual:
-    """r is where base steps have led, minus where they began."""
+    """The pair of a base step from w to u is (u, r), r = u - w, which is proportional to the learning rate."""
 
     def __init__(self, base: Optimizer, space: Space):
         self._base = base
         self._space = space
         self._proportional = not isinstance(base, NOT_PROPORTIONAL)
         self.start = space.vector()
-        """The weights before the pair's first step."""
+        """w"""
         self.point = space.vector()
-        """The weights after its last step."""
-        self.steps = 0
-        """Base steps in the pair."""
-        self.rate = 0.0
-        """Largest learning rate of each step, added up: r is proportional to it."""
+        """u"""
+        self.rate = 1.0
+        """The largest learning rate."""
         self.group_rates: list[float] = []
-        """Learning rates of the groups at the last step of a pair."""
+        """The learning rates of all groups, at the last step that was measured."""
         self.comparable = True
         """Whether they have kept their ratios since the last stored pair."""
 
     def begin(self) -> None:
-        """Keep the weights before the first base step of a pair."""
-        self.steps = 0
+        """Keep the weights before a base step."""
         self._space.note_gradients()
         self._space.read(self.start)
 
-    def read(self) -> bool:
-        """Read the weights after a base step. Returns whether they have changed since ``begin``.
+    def end(self) -> bool:
+        """Read the weights after the base step. Returns whether they have changed.
 
         Off the CPU the answer would stop the device, on sharded parameters it would take all ranks: there it is taken
         to be yes, and a step of exactly zero shows at the next acceleration.
@@ -55,24 +69,17 @@ class StepResidual:
         self._space.read(self.point)
         return not (self._space.settled and all(map(torch.equal, self.start, self.point)))
 
-    def count_step(self) -> None:
-        """Count a base step of the pair, with its learning rates."""
-        rates = [learning_rate(group) for group in self._base.param_groups if group.get("anderson", True)]
-        rate = max(rates, default=1.0) if self._proportional else 1.0
-        self.rate = rate + self.rate if self.steps and self._proportional else rate
-        self.steps += 1
+    def note_rates(self) -> None:
+        """Note the learning rates of the base step."""
+        rates = learning_rates([group for group in self._base.param_groups if takes_part(group)])
         before, self.group_rates = self.group_rates, rates
-        self.comparable = self.comparable and (before == rates or self._comparable(before, rates))
+        self.rate = max(rates, default=1.0) if self._proportional else 1.0
+        if before and before != rates:
+            self.comparable = self.comparable and self._proportional and same_ratios(before, rates)
 
-    def _comparable(self, before: Sequence[float], now: Sequence[float]) -> bool:
-        """Whether residuals at these rates of the groups differ by a common factor; those of rate 0 say nothing."""
-        if not before:
-            return True
-        most_before, most_now = max(before), max(now, default=0.0)
-        if not self._proportional or len(before) != len(now) or not most_before or not most_now:
-            return False
-        pairs = ((a / most_before, b / most_now) for a, b in zip(before, now, strict=True))
-        return all(abs(a - b) <= SAME_RATIO * max(a, b) for a, b in pairs)
+    def difference(self) -> Vector:
+        """r, in the place of w."""
+        return [torch.sub(u, w, out=w) for u, w in zip(self.point, self.start, strict=True)]
 
     def norm_sq(self) -> Tensor:
         """|r|^2 on this rank; waits for the device."""
@@ -86,10 +93,92 @@ class StepResidual:
         return largest(parts) if parts else self.start[0].new_zeros(())
 
 
-def learning_rate(group: Group) -> float:
-    """The group's learning rate; 1 where the base chooses it by itself."""
-    rate = group.get("lr")
-    return 1.0 if rate is None else float(rate)
+class Setting(NamedTuple):
+    """What a group adds to its gradients."""
+
+    maximize: bool = False
+    decay: float = 0.0
+    """The factor of w in the gradient that the base descends."""
+    root: float = 1.0
+    """Square root of the group's share of the largest learning rate."""
+
+
+PLAIN = Setting()
+NEXT_TO_NOTHING = 1e-6
+"""A group whose share of the largest learning rate is not above this is not moved by jumps."""
+
+COUPLED = (
+    *(torch.optim.SGD, torch.optim.Adam, torch.optim.Adagrad, torch.optim.Adadelta, torch.optim.RMSprop),
+    *(torch.optim.Adamax, torch.optim.NAdam, torch.optim.RAdam, torch.optim.ASGD),
+)
+"""Optimizers that add weight_decay times w to the gradient, unless told to decouple it.
+
+Decoupled decay does not move the minimum where steps are normalised, as those of AdamW, Adafactor and Muon are: near it
+their steps keep their length however small the gradient is, and the decay vanishes beside them.
+"""
+
+
+class GradientResidual:
+    """The pair at w is (w, g), g the gradient of the function that the base descends: with coupled weight decay.
+
+    Groups may have different learning rates. Both are then scaled, w / root and g root, as if all groups had the same
+    rate and the function were another one: the metric is that of the base's steps. A group whose rate is 0, or next to
+    nothing, is not moved.
+    """
+
+    def __init__(self, base: Optimizer, space: Space):
+        self._base = base
+        self._space = space
+        index = {p: i for i, group in enumerate(base.param_groups) for p in group["params"]}
+        self._group_of = [[index[p] for p in block.params] for block in space.blocks]
+        self.rates: list[float] = []
+        """The learning rates of the groups when the gradient was last read."""
+        self._settings: list[Setting] = []
+
+    def knows_decay(self) -> bool:
+        """Whether it is known what the base makes of its weight decay."""
+        ours = isinstance(self._base, COUPLED) or type(self._base).__module__.startswith("torch.optim")
+        return ours or not any(group.get("weight_decay") for group in self._base.param_groups)
+
+    def read(self, point: Vector, gradient: Vector) -> bool:
+        """Read w and g. Returns whether they can be compared with those read before."""
+        groups = self._base.param_groups
+        before, self.rates = self.rates, learning_rates(groups)
+        most = max(self.rates) or 1.0
+        self._settings = [self._setting(group, rate / most) for group, rate in zip(groups, self.rates, strict=True)]
+        self._space.read(point)
+        for block, part in zip(self._space.blocks, gradient, strict=True):
+            block.read_gradients(part)
+        if any(setting != PLAIN for setting in self._settings):
+            self._adjust(point, gradient)
+        return not before or same_ratios(before, self.rates)
+
+    def _setting(self, group: Group, share: float) -> Setting:
+        decay = 0.0
+        if isinstance(self._base, COUPLED) and not group.get("decoupled_weight_decay", False):
+            decay = float(group.get("weight_decay") or 0.0) + float(group.get("lambd") or 0.0)
+        return Setting(bool(group.get("maximize")), decay, sqrt(share) if share > NEXT_TO_NOTHING else 0.0)
+
+    def _adjust(self, point: Vector, gradient: Vector) -> None:
+        for block, owners, w, g in zip(self._space.blocks, self._group_of, point, gradient, strict=True):
+            settings = [self._settings[i] for i in owners]
+            weights, gradients = block.pieces(w), block.pieces(g)
+            if upward := [x for x, setting in zip(gradients, settings, strict=True) if setting.maximize]:
+                torch._foreach_neg_(upward)
+            for decay in {setting.decay for setting in settings} - {0.0}:
+                chosen = [i for i, setting in enumerate(settings) if setting.decay == decay]
+                torch._foreach_add_([gradients[i] for i in chosen], [weights[i] for i in chosen], alpha=decay)
+            if any(setting.root != 1 for setting in settings):
+                torch._foreach_mul_(gradients, [setting.root for setting in settings])
+                torch._foreach_div_(weights, [setting.root or 1.0 for setting in settings])
+
+    def write(self, point: Vector) -> None:
+        """Set the weights to a point as it was read; ``point`` is overwritten."""
+        for block, owners, w in zip(self._space.blocks, self._group_of, point, strict=True):
+            roots = [self._settings[i].root or 1.0 for i in owners]
+            if any(root != 1 for root in roots):
+                torch._foreach_mul_(block.pieces(w), roots)
+        self._space.write(point)
 
 
 def largest(numbers: Sequence[Tensor]) -> Tensor:

@@ -59,8 +59,8 @@ class Trial:
         """Undo ``numbers``."""
         values = unpadded(numbers)
         if values:
-            self.test.norm, step, residual, predicted, rank, length, coefficients, ratio = values
-            self.record = JumpRecord(int(step), residual, predicted, int(rank), int(length), coefficients, ratio)
+            self.test.norm, *numbers_of_record = values
+            self.record = JumpRecord.from_numbers(numbers_of_record)
 
     def entries(self, base: Optimizer, param: Tensor) -> Entries:
         """What a checkpoint holds for a parameter: the base's state at the jump.
@@ -71,8 +71,9 @@ class Trial:
         return {BASE + str(name): _copied(x, None, []) for name, x in kept.items()} if isinstance(kept, dict) else {}
 
     def load_entries(self, param: Tensor, entries: Entries) -> None:
-        """Undo ``entries``."""
-        found = {name.removeprefix(BASE): deepcopy(x) for name, x in entries.items() if name.startswith(BASE)}
+        """Undo ``entries``. State is converted to the parameter's type and device, as PyTorch does it for the base."""
+        kept = {name.removeprefix(BASE): x for name, x in entries.items() if name.startswith(BASE)}
+        found = {name: deepcopy(x) if name == "step" else _converted(deepcopy(x), param) for name, x in kept.items()}
         if found:
             self.state.state[param] = found
 
@@ -161,6 +162,18 @@ def _copied(value: Any, buffer: Any, copies: list[tuple[Tensor, Tensor]]) -> Any
     if isinstance(value, list):
         return [_copied(item, None, copies) for item in value]
     return value if isinstance(value, (int, float, str, bool, type(None))) else deepcopy(value)
+
+
+def _converted(value: Any, param: Tensor) -> Any:
+    """Nested containers with their tensors on the parameter's device, and in its type if both are real."""
+    if isinstance(value, Tensor):
+        real = value.is_floating_point() and param.is_floating_point()
+        return value.to(param.device, param.dtype) if real else value.to(param.device)
+    if isinstance(value, dict):
+        return {name: _converted(item, param) for name, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return type(value)(_converted(item, param) for item in value)
+    return value
 
 
 def _copy_all(copies: list[tuple[Tensor, Tensor]]) -> None:

@@ -6,6 +6,7 @@ gradient. Other directions would have the same interface: what to keep at each s
 
 from collections.abc import Sequence
 from math import inf
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -46,6 +47,8 @@ class HistoryDirections:
         """Positions of differences among them, from the newest on."""
         self.lengths: list[float] = []
         """Lengths of all rows, over all blocks and ranks."""
+        self.idle: list[list[slice]] = []
+        """Columns of each block in which no jump goes, because the base leaves them alone."""
 
     def saved(self) -> dict[str, list[Tensor]]:
         """What a checkpoint keeps in the length of the parameters."""
@@ -53,9 +56,10 @@ class HistoryDirections:
 
     # --------------------------------------------------------------------------------------- what is kept at a step
 
-    def end_step(self, start: Vector) -> bool:
+    def end_step(self, start: Vector, groups: Sequence[dict[str, Any]]) -> bool:
         """Make rows of the base step that began at ``start``, and of the gradient; ``start`` is then where it ended.
 
+        The gradient is multiplied by the relative learning rates, as in a base step: a small rate of a group holds it.
         Returns whether the weights have moved. Off the CPU the answer would stop the device, on sharded parameters it
         would take all ranks: there it is taken to be yes.
         """
@@ -67,7 +71,7 @@ class HistoryDirections:
         for before, after, step in zip(start, now, self.step, strict=True):
             torch.sub(after, before, out=step)
             before.copy_(after)
-        self.space.read_gradients(self.gradient)
+        self.idle = self.space.read_gradients(self.gradient, groups)
         return True
 
     def store(self) -> None:
@@ -124,6 +128,11 @@ class HistoryDirections:
             raise Unusable("converged", "neither steps nor gradients show a direction")
         return size or 1.0
 
+    @property
+    def has_gradient(self) -> bool:
+        """Whether the gradient is among the used rows, so that the loss depends on the weights."""
+        return GRADIENT in self.used
+
     def move(self, coefficients: Tensor) -> Vector:
         """The jump that these coefficients of the used rows, scaled to unit length, stand for."""
         return self.combined(self.used, coefficients.tolist())
@@ -132,9 +141,11 @@ class HistoryDirections:
         """The sum of rows, scaled to unit length, times their coefficients; infinite where numbers are too large."""
         weights = [x / self.lengths[i] for i, x in zip(used, coefficients, strict=True)]
         total = [torch.zeros_like(part) for part in self.stored]
-        for part, rows in zip(total, self.rows, strict=True):
+        for part, rows, idle in zip(total, self.rows, self.idle, strict=True):
             for i, weight in zip(used, torch.tensor(weights, dtype=part.dtype).to(part.device), strict=True):
                 part.addcmul_(rows[i], weight)
+            for columns in idle:
+                part[columns].zero_()
         return total
 
 

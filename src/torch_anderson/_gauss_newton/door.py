@@ -10,6 +10,7 @@ from typing import Any
 from torch import Tensor
 from torch.optim import Optimizer
 
+from .._calls import with_hooks
 from .._driver import Driver
 from .._optimizer import WrappedOptimizer
 from .._options import Options, choice, invalid, process_group_or_none, real
@@ -110,6 +111,7 @@ class GaussNewton(WrappedOptimizer):
     def _make_driver(base: Optimizer, options: Any) -> Driver:
         return TangentDriver(base, options) if options.directions == "tangent" else GaussNewtonDriver(base, options)
 
+    @with_hooks
     def step(  # type: ignore[override]
         self, closure: Callable[[], Any] | None = None, *, outputs: OutputsFn | None = None
     ) -> Any:
@@ -121,25 +123,25 @@ class GaussNewton(WrappedOptimizer):
             outputs: what ``loss`` is made of, on this step's samples: a function without arguments that makes a
                 forward pass at the present weights.
         """
+        given = self._checked(outputs)
         if isinstance(closure, Objective):
             closure = closure.bind()
-        if isinstance(closure, Closure) and outputs is None:
-            self._driver.ahead = self._checked(closure)
-            return self._step(closure, None)
-        return self._step(closure, self._checked(outputs))
+        if given is None and isinstance(closure, Closure):
+            self._driver.ahead = self._checked(closure)  # which may replace the driver
+        return self._step(closure, given)
 
     def set_batch(self, *, outputs: OutputsFn | None = None) -> None:
         """Give the next step its ``outputs``, where a framework owns the call of ``step``."""
         self._driver.ahead = self._checked(outputs)
 
-    def _checked(self, outputs: Any) -> OutputsFn | None:
+    def _checked(self, outputs: Any) -> Any:
+        if isinstance(outputs, Objective):
+            outputs = outputs.bind()
         if isinstance(outputs, Closure):
             if self.options.loss != "residual":
                 raise ValueError(f"Invalid loss: {self.options.loss!r}. Allowed: 'residual' with an Objective.")
             self._choose(tangent=True)
             return outputs if isinstance(self._driver, TangentDriver) else outputs.residuals
-        if isinstance(outputs, Objective):
-            return self._checked(outputs.bind())
         if outputs is not None and not callable(outputs):
             raise TypeError(
                 f"Invalid outputs: {type(outputs).__name__}. Allowed: a function without arguments that evaluates the "

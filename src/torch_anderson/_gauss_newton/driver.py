@@ -15,7 +15,8 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
-from .._driver import BaseStep, Driver, logger
+from .._calls import BaseStep
+from .._driver import Driver, logger
 from .._records import JumpRecord
 from .._tensors.blocks import Space
 from .._tensors.checkpoint import STATE, Entries, Saved, Shapes, pack, unpack
@@ -27,6 +28,10 @@ from .state import GaussNewtonState
 
 TRIES = 3
 """Jumps that are tried, with more and more damping."""
+CONSTANT = (
+    "outputs returned numbers that do not depend on the weights, but the loss does. Evaluate the model that the "
+    "optimizer trains, at its present weights, e.g. step(outputs=lambda: (model(x), y))."
+)
 NO_OUTPUTS = "step() was given no outputs; give an Objective, step(outputs=...) or set_batch(outputs=...)"
 
 
@@ -45,13 +50,15 @@ class GaussNewtonDriver(Driver):
 
     def step(self, base_step: BaseStep) -> Any:
         """Make one base step, then jump where the model's outputs show a better place."""
-        may_move = self.has_gradients()
         stores = (self.state.k + 1) % STORE_PERIOD == 0
         due = self.due
-        if due or stores or not self.entered:  # numbers are saved from the first step on
-            due = self.prepare(due)
+        if due or stores or not self.state.k:
+            self.space.note_gradients()  # refuses sparse ones
+        if due:
+            self.space.read(self.start)
+        version = self.space.version()
         loss, outputs = base_step()
-        if not (self.directions.end_step(self.start) if due else may_move or self.has_gradients()):
+        if not (self.directions.end_step(self.start, self.base.param_groups) if due else self.acted(version)):
             return loss
         self.state.k += 1
         self.state.since_jump += 1
@@ -66,25 +73,6 @@ class GaussNewtonDriver(Driver):
         """Whether a jump may follow the next base step."""
         return self.state.stores >= self.directions.fewest and self.state.since_jump + 1 >= self.state.wait
 
-    def has_gradients(self) -> bool:
-        """Whether any parameter has a gradient."""
-        return any(p.grad is not None for group in self.base.param_groups for p in group["params"])
-
-    def prepare(self, due: bool) -> bool:
-        """Follow changed parameters, and keep the weights before a step that a jump may follow.
-
-        Returns whether it still may: a history that starts anew has no directions.
-        """
-        if space := Space.if_changed(self.space, self.base.param_groups, self.options.process_group):
-            self.follow(space)
-            due = due and self.due
-        if not self.agreed:
-            self.agree()
-        self.space.note_gradients()  # refuses sparse ones
-        if due:
-            self.space.read(self.start)
-        return due
-
     def accelerate(self, outputs: OutputsFn | None) -> None:
         """Jump if anything can be learned from the outputs; whatever goes wrong, the plain step stays."""
         if outputs is None:
@@ -93,6 +81,8 @@ class GaussNewtonDriver(Driver):
         try:
             self.jump(outputs)
         except Unusable as problem:
+            if problem.cause == "constant_outputs" and self.outputs_should_depend():
+                raise TypeError(CONSTANT) from None
             self.skip(problem)
             postpone(self.state)
         self.state.since_jump = 0
@@ -110,9 +100,9 @@ class GaussNewtonDriver(Driver):
                 cause = judge(state, model, move, loss)
                 if not cause:
                     break
-            adapt_width(state, model)
             cost = probe.count * self.options.forward_cost
             book(state, self.options.budget, cost, model.loss, model.loss if cause else loss)
+            adapt_width(state, model)
             if not cause:
                 probe.end = probe.point
         if not cause:
@@ -123,6 +113,14 @@ class GaussNewtonDriver(Driver):
         self.stats.describe = partial(describe, state.k, model, move, cause)
         if self.hooks or logger.isEnabledFor(logging.DEBUG):
             self.publish()
+
+    def outputs_should_depend(self) -> bool:
+        """Whether constant outputs are a mistake in the program: the loss depends on the weights, and all take part.
+
+        Later in a run, or with some parameters frozen, a model may really have come to that.
+        """
+        everybody = len(self.space.params) == sum(p.numel() > 0 for g in self.base.param_groups for p in g["params"])
+        return everybody and self.directions.has_gradient and not self.stats.counts["attempted"]
 
     def skip(self, problem: Unusable) -> None:
         """Count and report a jump that was not tried."""
@@ -136,6 +134,11 @@ class GaussNewtonDriver(Driver):
         return {"share": state.share, "wait": state.wait, "damping": state.damping, "differences": state.width}
 
     # ---------------------------------------------------------------------------------------------- in and out
+
+    @property
+    def steps(self) -> int:
+        """Base steps that changed parameters."""
+        return self.state.k
 
     def build(self, space: Space) -> None:
         """Make room for directions, and for the point that they start from."""

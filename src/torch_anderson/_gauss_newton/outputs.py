@@ -20,6 +20,7 @@ OutputsFn = Callable[[], Any]
 """The user's function: a forward pass at the present weights."""
 
 WROTE = "outputs changed the parameters; it must only evaluate the model"
+INTEGERS = "outputs returned integers as predictions or residuals; return what the model computes before it rounds"
 REPEATABLE = 1e-3
 """Two evaluations at the same weights may differ by this part of the outputs."""
 
@@ -105,12 +106,8 @@ def read(loss: Loss, found: Any) -> Outputs:
 
 
 def _check(tensors: Sequence[Tensor]) -> None:
-    for tensor in tensors:
-        if not _real_or_complex(tensor):
-            raise TypeError(
-                f"outputs returned integers ({tensor.dtype}) as predictions or residuals, which do not follow the "
-                "weights smoothly. Return what the model computes before it is rounded, e.g. logits."
-            )
+    if not all(map(_real_or_complex, tensors)):
+        raise Unusable("integer_outputs", INTEGERS)
     if all(tensor.dim() == 0 for tensor in tensors):
         raise TypeError(
             "outputs returned a number, such as a loss. Return predictions or residuals: one entry for each sample."
@@ -249,7 +246,11 @@ class Probe:
         if ranks.size > 1:
             here = Quadratic(*map(ranks.mean, here))
         if not here.hessian.any() and not here.gradient.any():
-            raise Unusable("constant_outputs", "outputs returned numbers that do not depend on the weights")
+            present, change = ranks.largest(torch.tensor([columns.numel() > 0, columns.any()], dtype=torch.float64))
+            if not present:
+                raise Unusable("no_outputs", "outputs returned empty tensors")
+            if not change:
+                raise Unusable("constant_outputs", "outputs returned numbers that do not depend on the weights")
         if not here.gradient.any():
             raise Unusable("converged", "the loss is at a minimum along all directions")
         return here

@@ -18,7 +18,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .._driver import BaseStep
+from .._calls import BaseStep
 from .batch import ROWS, Batch, Plan, plan
 from .control import fall
 from .jump import Model, Move, fit, measure, path
@@ -77,16 +77,15 @@ class TangentDriver(TangentMemory):
 
     def plain(self, base_step: BaseStep) -> tuple[Any, Closure | None]:
         """Make one base step; returns its loss, and the samples that were given during the step."""
-        self.look()
+        version = self.space.version()
         found = base_step()
-        if any(p.grad is not None for p in self.space.params):
+        if self.acted(version):
             self.state.k += 1
             self.state.since += 1
         return found
 
     def accelerate(self, closure: Closure | None, bound: Mapping[str, Samples]) -> Tensor | None:
         """Jump, and return the loss before it; None, with the weights as they were, if that cannot be tried."""
-        self.look()
         try:
             if not isinstance(closure, Closure):
                 raise Unusable("no_outputs", NO_OBJECTIVE)

@@ -88,6 +88,11 @@ class TangentMemory(Driver):
 
     # ---------------------------------------------------------------------------------------------- in and out
 
+    @property
+    def steps(self) -> int:
+        """Steps that changed parameters; before the first, jumps that were refused, as they leave a memory too."""
+        return self.state.k or self.state.jumps
+
     def build(self, space: Space) -> None:
         """Make room for the last jump, and for the weights before and after it."""
         if any(map(is_dtensor, space.params)):

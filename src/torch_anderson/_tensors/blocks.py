@@ -6,7 +6,7 @@ Half-precision parameters are handled in float32, complex ones as pairs of real 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from itertools import accumulate, compress
+from itertools import accumulate, chain, compress
 from typing import Any
 
 import torch
@@ -15,7 +15,7 @@ from torch import Tensor
 
 from .._ranks.placement import Parcel, Placement, Sliced, Whole, exchange, placement_of
 from .._ranks.ranks import Ranks
-from .members import Group, flat_view, members, real_numbers, refuse_sparse, working_dtype
+from .members import Group, flat_view, members, real_numbers, refuse_sparse, shaped_like, working_dtype
 
 Vector = list[Tensor]
 """One flat tensor for each block: weights, or anything with as many numbers."""
@@ -39,6 +39,7 @@ class Block:
         """Parameters whose gradient was never seen, to be refused if it is sparse."""
         self._pieces: dict[int, tuple[Tensor, tuple[Tensor, ...]]] = {}
         """Vectors and their pieces, by identity, which belongs to a vector only as long as it is kept here."""
+        self._shapes: dict[int, list[Tensor]] = {}
         first = placements[0]
         self.sharded = first.sharded
         self.copy_weight = 1 / first.copies
@@ -66,6 +67,10 @@ class Block:
         if now != self._pointers:
             self._pointers, self._views = now, self._flat_views()
 
+    def moved_away(self) -> bool:
+        """Whether a parameter has other memory than when last looked at."""
+        return pointers(self.params) != self._pointers
+
     def _flat_views(self) -> list[Tensor]:
         return [flat_view(place.local(p)) for place, p in zip(self.placements, self.params, strict=True)]
 
@@ -78,13 +83,28 @@ class Block:
 
     def read_gradients(self, vector: Tensor) -> None:
         """Copy the gradients to a vector; a parameter without one counts as 0."""
-        for piece, place, param in zip(self.pieces(vector), self.placements, self.params, strict=True):
-            if param.grad is None:
-                piece.zero_()
-            elif isinstance(place, Whole):
-                piece.copy_(_in_memory_order(param.grad.detach(), param))
-            else:
-                piece.copy_(_in_memory_order(place.local(param.grad), place.local(param)))
+        found = [None if p.grad is None else self._local_gradient(i, p.grad) for i, p in enumerate(self.params)]
+        shaped = self._shaped(vector)
+        if missing := [piece for piece, gradient in zip(shaped, found, strict=True) if gradient is None]:
+            torch._foreach_zero_(missing)
+        targets = [piece for piece, gradient in zip(shaped, found, strict=True) if gradient is not None]
+        if targets:
+            torch._foreach_copy_(targets, [gradient for gradient in found if gradient is not None])
+
+    def _local_gradient(self, i: int, gradient: Tensor) -> Tensor:
+        if not isinstance(self.placements[i], Whole):
+            gradient = self.placements[i].local(gradient)
+        return torch.view_as_real(gradient.resolve_conj()) if gradient.is_complex() else gradient
+
+    def _shaped(self, vector: Tensor) -> list[Tensor]:
+        """The vector as one tensor for each parameter, in the parameter's shape; complex numbers as pairs."""
+        known = self._shapes.get(id(vector))
+        if known is None:
+            locals_ = [place.local(p) for place, p in zip(self.placements, self.params, strict=True)]
+            known = [shaped_like(piece, local) for piece, local in zip(self.pieces(vector), locals_, strict=True)]
+            if id(vector) in self._pieces:  # which keeps the vector, and so its identity
+                self._shapes[id(vector)] = known
+        return known
 
     def write(self, vector: Tensor, everything: bool) -> None:
         """Set the parameters to a vector, except those that the base leaves alone because they have no gradient."""
@@ -119,6 +139,11 @@ class Block:
             left = set(self._without_gradient)
         everything = len(left) == len(self.params)
         return [p.requires_grad and (everything or i not in left) for i, p in enumerate(self.params)]
+
+    def idle(self, rates: Sequence[float]) -> list[slice]:
+        """The columns of parameters that the base leaves alone: those without gradient, or with learning rate 0."""
+        moves = [written and rate != 0 for written, rate in zip(self._written(), rates, strict=True)]
+        return [slice(*self.offsets[i : i + 2]) for i, moved in enumerate(moves) if not moved]
 
     def pieces(self, vector: Tensor) -> tuple[Tensor, ...]:
         """The vector as one tensor for each parameter."""
@@ -198,10 +223,21 @@ class Space:
         if parcels:
             exchange(parcels)
 
-    def read_gradients(self, vector: Vector) -> None:
-        """Copy the gradients to a vector."""
+    def read_gradients(self, vector: Vector, groups: Sequence[Group]) -> list[list[slice]]:
+        """Copy the gradients, times the learning rates in units of the largest, to a vector.
+
+        Returns the columns of each block that the base leaves alone.
+        """
+        rates = {p: 1.0 if group.get("lr") is None else float(group["lr"]) for group in groups for p in group["params"]}
+        most = max(rates.values(), default=0.0) or 1.0
+        idle = []
         for block, part in zip(self.blocks, vector, strict=True):
             block.read_gradients(part)
+            relative = [rates[p] / most for p in block.params]
+            if relative.count(1.0) < len(relative):
+                torch._foreach_mul_(block.pieces(part), relative)
+            idle.append(block.idle(relative))
+        return idle
 
     def note_gradients(self) -> None:
         """Remember, before a base step, which parameters it will leave alone."""
@@ -212,6 +248,10 @@ class Space:
         """A number that changes when anybody writes to the parameters."""
         return sum(p._version for p in self.params)
 
+    def touched(self, version: int) -> bool:
+        """Whether anybody wrote to the parameters, or gave them other memory, since they had this version."""
+        return self.version() != version or any(block.moved_away() for block in self.blocks)
+
     def squares(self, vector: Vector) -> float:
         """|vector|^2 over all ranks' columns, in float64; waits for the device."""
         return float(self.add_up([torch.linalg.vector_norm(part, dtype=torch.float64).square() for part in vector]))
@@ -219,7 +259,8 @@ class Space:
     def add_up(self, parts: Sequence[Tensor]) -> Tensor:
         """Sum numbers over blocks, each over the columns that this rank keeps, and over ranks; on the host."""
         weighted = [block.copy_weight * part.double().cpu() for block, part in zip(self.blocks, parts, strict=True)]
-        return self.ranks.sum(torch.stack(weighted).sum(0))
+        total = torch.stack(weighted).sum(0)
+        return self.ranks.sum(total) if self.ranks.size > 1 else total
 
 
 def pointers(params: Sequence[Any]) -> list[int]:
@@ -229,25 +270,19 @@ def pointers(params: Sequence[Any]) -> list[int]:
 
 def _look(groups: Sequence[Group]) -> list[Any]:
     """What tells, at little cost, that the layout is unchanged: another device or type means other memory."""
-    seen: list[Any] = [dist.is_available() and dist.is_initialized()]
-    for group in groups:
-        params = group["params"]
-        seen.append(group.get("anderson", True))
-        seen += [(id(p), p.requires_grad) for p in params]
-        seen += pointers(params)
-    return seen
+    by_group = [group["params"] for group in groups]
+    params = list(chain.from_iterable(by_group))
+    return [
+        dist.is_available() and dist.is_initialized(),
+        list(map(len, by_group)),
+        [i for i, group in enumerate(groups) if "anderson" in group and not group["anderson"]],
+        list(map(id, params)),
+        [p.requires_grad for p in params],
+        pointers(params),
+    ]
 
 
 def _layout(groups: Sequence[Group], ranks: int) -> tuple[Any, ...]:
     """What the blocks depend on: ranks, members, and their places."""
     params = members(groups)
     return ranks, [id(p) for p in params], [(p.device, p.dtype) for p in params]
-
-
-def _in_memory_order(gradient: Tensor, param: Tensor) -> Tensor:
-    """The gradient's numbers in the order in which the parameter's are stored."""
-    gradient = gradient.resolve_conj().resolve_neg()
-    if gradient.stride() != param.stride():
-        gradient = torch.empty_like(param).copy_(gradient)
-    real = torch.view_as_real(gradient) if gradient.is_complex() else gradient
-    return real.as_strided((real.numel(),), (1,))

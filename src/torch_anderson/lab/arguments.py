@@ -1,4 +1,4 @@
-"""From words of the command line to runs. Whatever is wrong with them raises ``BadInput`` or ``UnknownName``."""
+"""From command-line arguments to runs. Invalid arguments raise ``BadInput`` or ``UnknownName``."""
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
@@ -19,7 +19,7 @@ BOOLEANS = {"true": True, "yes": True, "1": True, "false": False, "no": False, "
 
 
 class BadInput(ValueError):
-    """Something on the command line that cannot be meant; says what is allowed."""
+    """An invalid argument on the command line; the message says what is allowed."""
 
 
 def parse_seeds(text: str) -> list[int]:
@@ -64,7 +64,7 @@ def _parse_optional(kinds: Sequence[Any], text: str) -> Any:
 
 
 def parse_setting(task: type[Task], name: str, text: str) -> Any:
-    """The value of a field of the task; a name that is none is left for ``Spec.resolve`` to complain about."""
+    """The value of a field of the task. Unknown names are returned unchanged and refused by ``Spec.resolve``."""
     if name not in setting_names(task):
         return text
     kind = get_type_hints(task)[name]
@@ -84,7 +84,7 @@ def setting_names(task: type[Task]) -> list[str]:
 
 
 def split_setting(text: str) -> tuple[str, str]:
-    """Name and value, with underscores for dashes in the name: ``history-size=5`` is understood."""
+    """Name and value; dashes in the name become underscores: ``history-size=5`` is accepted."""
     name, equals, value = text.partition("=")
     if not (name and equals and value):
         raise BadInput(f"Invalid setting: {text!r}. Write it as name=value, as in history_size=5.")
@@ -94,9 +94,9 @@ def split_setting(text: str) -> tuple[str, str]:
 def variations(
     task: type[Task], settings: Sequence[str], sweeps: Sequence[str], where_known: Mapping[str, Any] | None = None
 ) -> list[dict[str, Any]]:
-    """The settings of each variant: what is set, with every combination of what is swept over.
+    """The settings of each variant: the fixed ones, with every combination of the swept ones.
 
-    Those of ``where_known`` are left out for a task that has no such setting.
+    Settings in ``where_known`` are ignored for tasks that do not have them.
     """
     words = [f"{name}={value}" for name, value in (where_known or {}).items() if name in setting_names(task)]
     chosen = [split_setting(word) for word in [*words, *settings]]
@@ -108,7 +108,7 @@ def variations(
 
 
 def task_names(names: Sequence[str]) -> list[str]:
-    """The tasks that are meant, each once, and checked."""
+    """The named tasks, each once; raises for unknown names."""
     chosen = [name for word in names for name in (TASKS if word == ALL else [word])]
     if not chosen:
         raise BadInput(f"Which task? There are {', '.join(TASKS)}, and {ALL} for all of them.")
@@ -118,7 +118,7 @@ def task_names(names: Sequence[str]) -> list[str]:
 
 
 def study_specs(names: Sequence[str]) -> list[Spec]:
-    """The runs of these studies; those that several want, once."""
+    """The runs of these studies, without duplicates."""
     if not names:
         raise BadInput(f"Which study? There are {', '.join(STUDIES)}, and {ALL} for all of them.")
     studies = STUDIES.values() if ALL in names else [named("study", name, STUDIES) for name in names]
@@ -133,10 +133,10 @@ def specs(
     kinds: Sequence[str] = (),
     tensorboard: bool = False,
 ) -> list[Spec]:
-    """All runs, seeds outermost, so that what is done at any time can be compared.
+    """All runs, with seeds in the outermost loop, so that an incomplete set can be compared.
 
-    ``variants`` has the settings of each variant of each task. Without names of methods those of the given kinds are
-    taken. Methods that make no sense for a task are left out; one that was named and fits none is an error.
+    ``variants`` has the settings of each variant of each task. Without names of methods, those of the given kinds are
+    used. Methods that do not apply to a task are left out; a named method that applies to none is an error.
     """
     names = methods or [method.name for method in METHODS.values() if not kinds or method.kind in kinds]
     pairs = [(task, change) for task, changes in variants.items() for change in changes]
@@ -144,12 +144,13 @@ def specs(
     chosen = [spec for spec in every if fits(spec)]
     for name in methods:
         if not any(spec.method == name for spec in chosen):
-            raise BadInput(f"{name} makes no sense for {', '.join(variants)} set so: see `torch-anderson list`.")
+            tasks = ", ".join(variants)
+            raise BadInput(f"{name} does not apply to {tasks} with these settings: see `torch-anderson list`.")
     return [replace(spec, seed=seed) for seed in seeds for spec in chosen]
 
 
 def fits(spec: Spec) -> bool:
-    """Whether the method makes sense for the task. What the task does not like about its settings is bad input too."""
+    """Whether the method applies to the task; raises ``BadInput`` for settings that the task refuses."""
     try:
         task = spec.resolve()
     except UnknownName:

@@ -1,4 +1,4 @@
-"""Measures the lab itself: what a run costs beside its training, what a second job gains, how long a report takes."""
+"""Benchmarks of the lab: overhead of a run over plain training, throughput of two jobs, time of a report."""
 
 import shutil
 import time
@@ -40,7 +40,7 @@ def measurements(repeats: int) -> list[list[str]]:
 
 
 def overhead(spec: Spec, folder: Path, repeats: int) -> float:
-    """Processor time of a run over that of the bare loop: median over pairs, taken in turns."""
+    """Processor time of a run over that of the bare loop: median over interleaved pairs."""
     ratios = []
     for _ in range(repeats):
         shutil.rmtree(folder, ignore_errors=True)
@@ -50,7 +50,7 @@ def overhead(spec: Spec, folder: Path, repeats: int) -> float:
 
 
 def bare_loop(spec: Spec) -> Metrics:
-    """What somebody would write who wants no record of it: train, and evaluate as often as the run does."""
+    """A minimal training loop without records, which evaluates as often as the run does."""
     task, metrics = spec.resolve(), {}
     with one_thread(), torch.random.fork_rng(devices=[]):
         torch.manual_seed(spec.seed)
@@ -69,7 +69,7 @@ def bare_loop(spec: Spec) -> Metrics:
 
 
 def processor_seconds(function: Callable[[], object]) -> float:
-    """What the process spends on a call; other processes on the machine do not count."""
+    """Processor time of a call, without other processes of the machine."""
     started = time.process_time()
     function()
     return time.process_time() - started
@@ -102,7 +102,7 @@ def report_seconds(folder: Path) -> float:
 
 
 def copy_run(original: Path, results: Path, method: str, seed: int) -> None:
-    """The same run under the name of another method and seed."""
+    """Copy a run under the name of another method and seed."""
     config = read_json(original / CONFIG)
     folder = run_folder(results, config["task"], method, seed)
     shutil.copytree(original, folder)

@@ -1,4 +1,5 @@
-"""The command line: ``torch-anderson list | run | compare | study | large-batch | tune | report | bench``.
+"""The command line: ``torch-anderson`` and a command: list, run, compare, study, large-batch, whole-batch, tune, report
+or bench.
 
 Modules that take a while to import are imported where they are used, so that ``--help`` answers soon.
 """
@@ -20,8 +21,8 @@ except ImportError as error:
     raise SystemExit(f'{error}: the command line needs more packages: pip install "torch-anderson[lab]"') from None
 
 if TYPE_CHECKING:
+    from .attempt import Outcome
     from .runner import Spec
-    from .sweep import Outcome
 
 OK, SOME_FAILED, BAD_INPUT, INTERRUPTED = 0, 1, 2, 130
 SEEDS = {"paper": "0:20", "quick": "0:3"}
@@ -29,7 +30,7 @@ SEEDS = {"paper": "0:20", "quick": "0:3"}
 
 @dataclass(frozen=True, kw_only=True)
 class Engine:
-    """Where runs are made, and where they are kept."""
+    """Options for where runs are executed and stored."""
 
     jobs: int | None = None
     """Runs at the same time on this machine. Default: one for each core."""
@@ -38,19 +39,19 @@ class Engine:
     backend: Literal["joblib", "dask"] = "joblib"
     """Processes on this machine, or a dask cluster."""
     scheduler: str | None = None
-    """Of the dask cluster, as in tcp://10.0.0.1:8786."""
+    """Address of the dask scheduler, such as tcp://10.0.0.1:8786."""
     checkpoint_every: float = 60.0
-    """Seconds between two checkpoints of a run: what is lost at most when it is stopped."""
+    """Seconds between two checkpoints of a run, the most that is lost when it is stopped."""
     dry_run: bool = False
-    """Say how much there is to do and how long it takes, and stop there."""
+    """Print the number of runs and the estimated time, and stop."""
 
     @property
     def folder(self) -> Path:
-        """Where the results go."""
+        """The folder of results."""
         return self.results or Path("results") / "paper"
 
     def make(self, console: Console, specs: "Sequence[Spec]") -> int:
-        """Make the runs; the estimate first, for those who watch."""
+        """Make the runs, after printing an estimate on a terminal."""
         options = self.sweep_options()
         if console.is_terminal or self.dry_run:
             from .overview import announce
@@ -76,7 +77,7 @@ class Engine:
 
 @dataclass(frozen=True, kw_only=True)
 class Runs(Engine):
-    """What `run` and `compare` have in common."""
+    """Options that `run` and `compare` share."""
 
     tasks: Annotated[Positional[tuple[str, ...]], arg(metavar="TASK ...")]
     """Names of tasks, or all."""
@@ -93,17 +94,17 @@ class Runs(Engine):
     tol: float | None = None
     """Stop a run when the loss on a batch is below this."""
     activation: str | None = None
-    """Of the tasks that have a choice: tanh, or relu for the paper as written."""
+    """Activation of the tasks that have a choice: tanh, or relu for the paper as written."""
     tensorboard: bool = False
     """Write event files for TensorBoard too."""
 
     @property
     def folder(self) -> Path:
-        """Where the results go."""
+        """The folder of results."""
         return self.results or Path("results") / self.profile
 
     def specs(self, kinds: Sequence[str]) -> "list[Spec]":
-        """The runs that are meant; of these kinds of methods where none are named."""
+        """The selected runs; without named methods, those of these kinds."""
         from . import arguments
         from .tasks import TASKS
 
@@ -119,7 +120,7 @@ class Runs(Engine):
 
 @dataclass(frozen=True, kw_only=True)
 class Run(Runs):
-    """Run methods on tasks, several runs at a time. The same command again goes on where it was stopped."""
+    """Run methods on tasks, several runs at a time. To resume after an interruption, run the same command again."""
 
     def __call__(self, console: Console) -> int:
         """Carry it out; returns the exit code."""
@@ -163,7 +164,7 @@ class LargeBatch(Engine):
     seeds: str = "0:3"
     """As in 7, or 0,3,5, or 0:20 (without 20)."""
     out: Path | None = None
-    """Where the page goes. Default: into the folder of results."""
+    """Folder for the page; by default the folder of results."""
 
     @property
     def folder(self) -> Path:
@@ -184,13 +185,42 @@ class LargeBatch(Engine):
 
 
 @dataclass(frozen=True, kw_only=True)
+class WholeBatch:
+    """Count the gradients that optimizers need with whole batches, and compare batch sizes; then make the page."""
+
+    problems: Annotated[tuple[str, ...], arg(metavar="PROBLEM ...")] = ()
+    """Problems of the family. Default: all."""
+    methods: Annotated[tuple[str, ...], arg(metavar="METHOD ...")] = ()
+    """Optimizers, as in sgd, anderson-sgd or lbfgs-10. Default: all."""
+    seeds: str = "0:5"
+    """As in 7, or 0,3,5, or 0:20 (without 20)."""
+    jobs: int | None = None
+    """Runs at the same time on this machine. Default: one for each core."""
+    results: Path = Path("results") / "whole-batch"
+    """Folder for the runs; those that are there are not made again."""
+    out: Path = Path("docs") / "results" / "whole-batch"
+    """Folder for the page."""
+    only: Literal["runs", "page"] | None = None
+    """Make the runs alone, or the page alone."""
+    dry_run: bool = False
+    """Print the number of runs and their estimated time, and stop there."""
+
+    def __call__(self, console: Console) -> int:
+        """Carry it out; returns the exit code. Some failed runs are no reason to withhold the rest."""
+        from .whole_batch.command import carry_out
+
+        failed = carry_out(console, **vars(self))
+        return SOME_FAILED if failed else OK
+
+
+@dataclass(frozen=True, kw_only=True)
 class Tune(Engine):
     """Find the learning rates of the base and its peers on seeds that are not reported, and print them."""
 
     tasks: Annotated[Positional[tuple[str, ...]], arg(metavar="TASK ...")]
     """Names of tasks, or all."""
     save: Path | None = None
-    """A file to put the rates into; src/torch_anderson/lab/tuned.json has those that come with the library."""
+    """File for the rates; src/torch_anderson/lab/tuned.json has those that come with the library."""
 
     @property
     def folder(self) -> Path:
@@ -220,7 +250,7 @@ class Report:
     folder: Positional[Path]
     """A folder that `run` or `compare` wrote to."""
     out: Path | None = None
-    """Where the page goes. Default: into that folder."""
+    """Folder for the page; by default that folder."""
 
     def __call__(self, console: Console) -> int:
         """Carry it out; returns the exit code."""
@@ -247,7 +277,7 @@ class List:
 
 @dataclass(frozen=True)
 class Bench:
-    """Measure the lab: what a run costs beside its training, what a second job gains, how long a report takes."""
+    """Measure the lab: overhead of a run over plain training, throughput of two jobs, time of a report."""
 
     repeats: int = 5
     """Pairs of measurements, of which the median counts."""
@@ -269,6 +299,7 @@ COMMANDS: dict[str, Callable[..., Any]] = {
     "compare": Compare,
     "study": Study,
     "large-batch": LargeBatch,
+    "whole-batch": WholeBatch,
     "tune": Tune,
     "report": Report,
     "bench": Bench,
@@ -293,13 +324,13 @@ def make_runs(console: Console, specs: "Sequence[Spec]", results: Path, **option
             sweep(specs, results, on_done=done, **options)
     except KeyboardInterrupt:
         finished = sum(not outcome.failed for outcome in outcomes)
-        complain(f"Stopped. {finished} of {len(specs)} runs are done; the same command goes on with the rest.")
+        complain(f"Stopped. {finished} of {len(specs)} runs are done; run the same command to continue.")
         return INTERRUPTED
     return SOME_FAILED if any(outcome.failed for outcome in outcomes) else OK
 
 
 def main(args: Sequence[str] | None = None) -> int:
-    """Carry out a command line; returns the exit code. What users can mend is told in a line, without a traceback."""
+    """Execute a command line; returns the exit code. Errors that users can fix are printed without a traceback."""
     command = tyro.extras.subcommand_cli_from_dict(COMMANDS, prog="torch-anderson", args=args)
     try:
         with terminated_like_interrupted():
@@ -322,9 +353,10 @@ def terminated_like_interrupted() -> Iterator[None]:
 
 
 def user_errors() -> tuple[type[Exception], ...]:
-    """What is told without a traceback. Asked for only when something has happened."""
+    """Errors that are printed without a traceback. Imported only after an error."""
     from .arguments import BadInput
+    from .attempt import NoCluster
     from .runner import OtherSettings, UnknownName
-    from .sweep import CannotWrite, NoCluster
+    from .sweep import CannotWrite
 
     return BadInput, UnknownName, OtherSettings, CannotWrite, NoCluster

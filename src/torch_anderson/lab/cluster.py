@@ -1,4 +1,4 @@
-"""Runs on a dask cluster, whose machines need not see our disk: a run's files come back as bytes.
+"""Runs on a dask cluster, whose machines need not share our disk: the files of a run are returned as bytes.
 
 Needs torch-anderson[lab] on the workers. A worker makes one run at a time, since torch has one random state in a
 process: start them with ``--nthreads 1 --nworkers N``.
@@ -15,9 +15,9 @@ from typing import Any
 
 from distributed import Client, as_completed, get_worker
 
+from .attempt import NoCluster, Outcome, attempt, failure
 from .results import SUMMARY, DamagedRun, read_json, write_bytes, write_json
 from .runner import PROGRESS, Spec
-from .sweep import NoCluster, Outcome, attempt, failure
 
 TOPIC = "torch-anderson-progress"
 HEARTBEAT = 1.0
@@ -112,7 +112,7 @@ def packed(folder: Path) -> Files:
 
 
 def unpack(files: Files, folder: Path) -> None:
-    """Write the files of a run in place of what is there; the summary last, since it says that the run is complete."""
+    """Replace the files of a run; the summary is written last, since it marks the run as complete."""
     shutil.rmtree(folder, ignore_errors=True)
     for name in sorted(files, key=lambda name: name == SUMMARY):
         path = folder / name

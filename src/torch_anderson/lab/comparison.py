@@ -23,26 +23,26 @@ from .tasks import TASKS
 
 BASE = "base"
 VARIANT = "variant"
-"""The kind of what was run with other settings than the profile's."""
+"""The kind of runs with settings that differ from the profile."""
 COLUMNS = ("step", "seconds", "cpu_seconds", "loss")
 TIME = "cpu_seconds"
-"""Time is that of the processor: a run has one thread, and what else the machine does would distort the clock's."""
+"""Processor time: a run has one thread, and wall-clock time would depend on other work of the machine."""
 BUDGETS = {"step": "gradient evaluations", TIME: "time"}
-"""What two runs can have in common when they are compared: column -> its name."""
+"""Budgets at which runs can be compared: column -> its name."""
 
 
 def all_settings(run: Run) -> dict[str, Any]:
-    """Those it was run with, and the defaults of those that its task did not have yet: it behaved accordingly."""
+    """All settings of a run; those that its task did not have yet have their defaults."""
     return (defaults(run.task) if run.task in TASKS else {}) | run.config["settings"]
 
 
 def settings_without(run: Run, names: Container[str]) -> str:
-    """All settings but these: equal for runs that differ in these alone."""
+    """All settings except these; equal for runs that differ only in these."""
     return json.dumps({name: value for name, value in all_settings(run).items() if name not in names}, sort_keys=True)
 
 
 def problem(run: Run) -> str:
-    """The task with all settings but those of Anderson: what runs to be compared have in common."""
+    """The task with all settings except those of Anderson; equal for runs that can be compared."""
     return run.task + settings_without(run, ANDERSON_SETTINGS)
 
 
@@ -55,7 +55,7 @@ class Trace:
 
     @classmethod
     def of(cls, run: Run) -> "Trace":
-        """Read them; raises ``DamagedRun`` if they are not what a run writes."""
+        """Read the evaluations; raises ``DamagedRun`` if the files are not valid."""
         steps = run.steps
         metrics = [name for name in steps.columns if name not in COLUMNS]
         numeric = [name for name in steps.columns if pd.api.types.is_numeric_dtype(steps[name])]
@@ -73,11 +73,11 @@ class Trace:
         return self.evaluations[name].to_numpy(dtype=float)
 
     def end(self, budget: str) -> float:
-        """Where the run ended, in steps or seconds of time."""
+        """The end of the run, in steps or seconds."""
         return float(self.run.summary["steps" if budget == "step" else budget])
 
     def value(self, metric: str, budget: str = "step", limit: float = np.inf) -> float:
-        """The metric when so much was spent; NaN of a run that diverged."""
+        """The metric at the given budget; NaN for a run that diverged."""
         return nan if self.run.diverged else st.value_at(self.column(budget), self.column(metric), limit)
 
 
@@ -91,39 +91,39 @@ class Group:
 
     @property
     def bracket(self) -> str:
-        """What was set differently, with its brackets; mostly empty."""
+        """The settings that differ from the profile, in brackets; mostly empty."""
         return self.variant.removeprefix(self.method)
 
     @property
     def label(self) -> str:
-        """As in figures and tables."""
+        """The label in figures and tables."""
         known = METHODS.get(self.method)
         return f"{known.label if known else self.method}{self.bracket and ' ' + self.bracket}"
 
     @property
     def kind(self) -> str:
-        """That of the method (paper, control, peer, ours), or variant."""
+        """The kind of the method (paper, control, peer, ours), or variant."""
         known = METHODS.get(self.method)
         return VARIANT if self.bracket or not known else known.kind
 
     @property
     def seeds(self) -> list[int]:
-        """Those that ended, well or not."""
+        """Seeds of all runs that ended, diverged or not."""
         return [trace.run.seed for trace in self.traces]
 
     @cached_property
     def finished(self) -> tuple[Trace, ...]:
-        """Those that did not diverge."""
+        """Runs that did not diverge."""
         return tuple(trace for trace in self.traces if not trace.run.diverged)
 
     @property
     def diverged(self) -> tuple[Trace, ...]:
-        """Those that did."""
+        """Runs that diverged."""
         return tuple(trace for trace in self.traces if trace.run.diverged)
 
     @property
     def remark(self) -> str:
-        """What a reader has to know about the mean; empty for several seeds that all finished."""
+        """A remark about the mean: one seed, or diverged runs; empty otherwise."""
         lost, total = len(self.diverged), len(self.traces)
         if lost:
             return f"diverged {lost} of {total}" + (
@@ -132,11 +132,11 @@ class Group:
         return "one seed" if total == 1 else ""
 
     def final(self, metric: str) -> st.Interval:
-        """The metric at the end."""
+        """The mean of the final metric."""
         return st.interval([trace.value(metric) for trace in self.finished])
 
     def best(self, metric: str) -> st.Interval:
-        """The lowest of the run."""
+        """The mean of the lowest metric of each run."""
         values = [trace.column(metric) for trace in self.finished]
         return st.interval([np.nanmin(column) if np.isfinite(column).any() else nan for column in values])
 
@@ -148,22 +148,22 @@ class Comparison:
     task: str
     groups: tuple[Group, ...]
     shared: str = ""
-    """The bracket that all variants have, and that their names are then without."""
+    """The bracket that all variants share, which is then omitted from their names."""
 
     @property
     def name(self) -> str:
-        """As in tables for machines."""
+        """The name in CSV tables."""
         return self.task + self.shared
 
     @property
     def title(self) -> str:
-        """As in headings."""
+        """The title in headings."""
         title = TASKS[self.task].title if self.task in TASKS else self.task
         return f"{title} {self.shared}" if self.shared else title
 
     @cached_property
     def metrics(self) -> dict[str, str]:
-        """Metric -> label, the one to compare by first."""
+        """Metric -> label; the one for comparisons comes first."""
         known = TASKS.get(self.task)
         columns = dict.fromkeys(n for group in self.groups for trace in group.traces for n in trace.evaluations.columns)
         found = [name for name in columns if name not in COLUMNS]
@@ -174,23 +174,23 @@ class Comparison:
 
     @property
     def metric(self) -> str:
-        """The one to compare by."""
+        """The metric for comparisons."""
         return next(iter(self.metrics))
 
     @property
     def seeds(self) -> list[int]:
-        """All seeds of any method at the profile's own settings; of all where there is none of those."""
+        """All seeds of any method with the settings of the profile; if there are none, of all methods."""
         plain = [group for group in self.groups if not group.bracket] or self.groups
         return sorted({seed for group in plain for seed in group.seeds})
 
     def base_of(self, group: Group) -> Group | None:
-        """The base on the same problem and common seeds; None for a base itself and where there is none."""
+        """The base on the same problem with common seeds; None for a base, or if there is none."""
         wanted = problem(group.traces[0].run)
         found = (other for other in self.groups if other.method == BASE and problem(other.traces[0].run) == wanted)
         return next((base for base in found if group.method != BASE and set(base.seeds) & set(group.seeds)), None)
 
     def references(self, metric: str) -> dict[str, st.Interval]:
-        """What was not trained: name -> its metric over the seeds."""
+        """Predictors that are not trained: name -> metric over the seeds."""
         found: dict[str, dict[int, float]] = {}
         for group in self.groups:
             if group.bracket:
@@ -203,7 +203,7 @@ class Comparison:
 
 
 def collect(runs: Iterable[Run]) -> tuple[list[Comparison], list[str]]:
-    """Sort runs into comparisons; also messages about those that cannot take part."""
+    """Group runs into comparisons; also returns messages about runs that are left out."""
     found: dict[str, dict[str, dict[int, Trace]]] = {}
     problems = []
     for run in runs:

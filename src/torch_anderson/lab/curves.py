@@ -12,10 +12,10 @@ from .results import PICTURES, DamagedRun
 from .seeds import against, restricted, typical_seed
 
 MOST_POINTS = 300
-"""Of a curve; more than can be told apart in a figure."""
+"""Largest number of points of a curve; more cannot be distinguished in a figure."""
 
 BAND_ROOM = 3.0
-"""On a logarithmic axis, a band may go this factor beyond all means before it is cut by the edge."""
+"""On a logarithmic axis, a band may extend beyond all means by this factor before it is cut."""
 
 
 @dataclass(frozen=True)
@@ -52,9 +52,9 @@ STYLES = {
     "muon": Style(BLUE, "dashdot"),
     "aadl": Style(BLUE, "dot"),
 }
-"""What is drawn together is told apart with any kind of colour vision (after Okabe and Ito; Tol), or by its dashes."""
+"""Lines in one figure can be distinguished with any kind of colour vision (after Okabe and Ito; Tol), or by dashes."""
 OTHERS = [Style(colour, dash) for dash in ("dashdot", "dot", "dash") for colour in (PURPLE, ORANGE, SKY, OLIVE, WINE)]
-"""For variants and methods that are not in the table, by turns."""
+"""For variants and methods that are not in the table, in turn."""
 
 
 def styles(task: Comparison) -> dict[str, Style]:
@@ -94,7 +94,7 @@ def mean_curve(group: Group, metric: str) -> MeanCurve | None:
 
 
 def diverged_curves(group: Group, metric: str) -> Iterator[MeanCurve]:
-    """Each run that diverged, up to there."""
+    """Each diverged run, up to the divergence."""
     for trace in group.diverged:
         steps, seconds, values = _points(trace, metric)
         if steps.size:
@@ -111,19 +111,19 @@ def _points(trace: Trace, metric: str) -> tuple[st.Floats, st.Floats, st.Floats]
 
 
 def logarithmic(task: Comparison, metric: str) -> bool:
-    """Whether the metric can be drawn on a logarithmic axis: all of it is positive."""
+    """Whether the metric can be drawn on a logarithmic axis: all values are positive."""
     columns = (trace.column(metric) for group in task.groups for trace in group.traces)
     return all(bool((column[np.isfinite(column)] > 0).all()) for column in columns)
 
 
 def reference_lines(task: Comparison, metric: str) -> dict[str, float]:
-    """The references that the axis can show: a logarithmic one has no zero."""
+    """The references that the axis can show: a logarithmic axis has no zero."""
     means = {name: value.mean for name, value in task.references(metric).items()}
     return {name: mean for name, mean in means.items() if mean > 0 or not logarithmic(task, metric)}
 
 
 def value_range(task: Comparison, metric: str) -> tuple[float, float] | None:
-    """What an axis should show: means and references with room for their bands, not all that diverged or spread.
+    """The range of an axis: means and references with room for their bands, but not everything that diverged.
 
     None if no run finished.
     """
@@ -140,7 +140,7 @@ def value_range(task: Comparison, metric: str) -> tuple[float, float] | None:
 
 @dataclass(frozen=True)
 class Picture:
-    """What a network has learned, beside the truth: rows along x, columns along t."""
+    """The solution of a network and the exact one: rows along x, columns along t."""
 
     label: str
     seed: int
@@ -158,7 +158,7 @@ class Picture:
 
 
 def pictures(task: Comparison) -> list[Picture]:
-    """Of the base and of the best other method, on a seed that is typical for the two; raises ``DamagedRun``."""
+    """Pictures of the base and of the best other method, on a typical seed; raises ``DamagedRun``."""
     drawn = [group for group in map(_drawn, task.groups) if group.traces and not group.bracket]
     base = next((group for group in drawn if group.variant == BASE), None)
     others = [(group, against(group, base, task.metric)) for group in drawn if base and group is not base]
@@ -171,9 +171,9 @@ def pictures(task: Comparison) -> list[Picture]:
 
 
 def _rank(result: st.Paired) -> tuple[float, float]:
-    """By what is sure, the upper end of the interval: few seeds, or easy ones, make no method look best.
+    """The method with the lowest upper end of the interval, so that few or easy seeds do not make a method look best.
 
-    Where there is one seed, and so no interval, by the ratio itself.
+    With one seed, and therefore no interval, the ratio decides.
     """
     return result.estimate.high if isfinite(result.estimate.high) else inf, result.estimate.mean
 

@@ -1,4 +1,4 @@
-"""Where the data come from: a folder, the cache, a Debian package, or a download with its hash checked."""
+"""Data sets: from a folder, the cache, a Debian package, or a download with its hash checked."""
 
 import gzip
 import io
@@ -19,7 +19,7 @@ DATA_VARIABLE = "TORCH_ANDERSON_DATA"
 """Environment variable: the folder that data files are in. If it is set, they are looked for nowhere else, and nothing
 is downloaded."""
 DEBIAN = Path("/usr/share/datasets")
-"""Where Debian's packages put data."""
+"""Folder of Debian's data packages."""
 
 ADMISSIONS = "Admission_Predict_Ver1.1.csv"
 ADMISSIONS_NUMBERS = "7b7fba0f2e90b876792a5420ca8a1bec9593b7f6e09b33265d4ee4d9ec4de4a0"
@@ -29,7 +29,7 @@ ADMISSIONS_URL = (
     f"5cb0edd9d88fa9eaf18e54a87c062afa61a33496/{ADMISSIONS}"
 )
 ADMISSIONS_SHA256 = "3d9136178b8e971a00584c423ac4dd24abe4894e533851cc776d7f288dbc0314"
-"""Of the copy at that address."""
+"""Hash of the copy at that address."""
 
 FASHION_FILES = {
     "fashion-mnist/train-images-idx3-ubyte.gz": (60_000, 28, 28),
@@ -47,22 +47,22 @@ CIFAR10_PARTS = (
     (["test_batch.png"], "test_lables.json"),
 )
 FILES = {"admissions": (ADMISSIONS,), "fashion": tuple(FASHION_FILES), "cifar10": (CIFAR10,)}
-"""The files of each data set, as they are called in any of the ``folders``."""
+"""The files of each data set, by their names in any of the ``folders``."""
 Labelled = tuple[NDArray[np.uint8], NDArray[np.uint8], NDArray[np.uint8], NDArray[np.uint8]]
 """Training images and labels, test images and labels."""
 
 
 class MissingData(FileNotFoundError):
-    """Data that are not here; says how to get them."""
+    """Missing data; the message says how to get them."""
 
 
 def cache_folder() -> Path:
-    """Where downloads are kept."""
+    """Folder for downloads."""
     return Path(str(pooch.os_cache("torch-anderson")))
 
 
 def folders() -> list[Path]:
-    """Where to look for data files, in this order."""
+    """Folders in which data files are looked for, in this order."""
     given = os.environ.get(DATA_VARIABLE)
     return [Path(given)] if given else [cache_folder(), DEBIAN]
 
@@ -152,7 +152,7 @@ def load_cifar10() -> Labelled:
 
 @cache
 def read_cifar10(path: Path) -> Labelled:
-    """The arrays in the archive; raises unless it is the one that is meant."""
+    """The arrays in the archive; raises if its hash is wrong."""
     with path.open("rb") as file:
         if file_digest(file, "sha256").hexdigest() != CIFAR10_SHA256:
             raise MissingData(f"{path} is damaged, or is another archive. {cifar10_advice()}")

@@ -40,7 +40,7 @@ PANELS = {
 }
 """Kind of methods -> title of what is drawn together, with the base in each."""
 MOST_METHODS = 6
-"""In one panel beside the base; more are spread over several."""
+"""Methods in one panel with the base; more are spread over several panels."""
 MOST_COLUMNS = 3
 """Of panels."""
 PANEL_WIDTH, PANEL_HEIGHT = 3.2, 2.7

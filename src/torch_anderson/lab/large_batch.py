@@ -1,7 +1,7 @@
-"""The paper's large-batch experiment in small: a growing batch, its learning rate in proportion, the same epochs.
+"""The paper's large-batch experiment at small scale: a growing batch, a proportional learning rate, the same epochs.
 
-What is lost by a large batch is seen in the validation error of the base. The question is whether Anderson and the
-average get a part of it back, and whether the base at the learning rate to which they amount does as well.
+The loss due to a large batch is measured by the validation error of the base. The question is whether Anderson and the
+average recover a part of it, and whether the base at the equivalent learning rate does as well.
 """
 
 from collections.abc import Iterator, Sequence
@@ -24,13 +24,13 @@ SMALL: dict[str, Any] = {
     "training_images": 2048, "validation_images": 4000, "shrink": 2, "width": 16, "depth": 1, "epochs": 40,
     "learning_rate": 0.1,
 }  # fmt: skip
-"""A ResNet of 8 layers on photographs of 16 x 16 pixels: half a minute a run on one core."""
+"""A ResNet of 8 layers on photographs of 16 x 16 pixels: half a minute per run on one core."""
 PARTS = (
     Part(COMPARED, SMALL | {"augment": False}, {"batch_size": (32, 128, 512)}, "cifar10"),
     Part(COMPARED, SMALL | {"augment": True}, {"batch_size": (32, 512)}, "cifar10"),
 )
-"""Without augmentation small batches learn the training images by heart, and the gap is wide. With it, as in the paper,
-none does, and a large batch with its few steps lags behind on both kinds of images."""
+"""Without augmentation, networks trained in small batches memorise the training images, and the gap is wide. With it,
+as in the paper, none does, and a large batch with its few steps is worse on both kinds of images."""
 MEASURES = {
     "validation_error": "validation error",
     "validation_loss": "validation loss",
@@ -38,17 +38,17 @@ MEASURES = {
     "training_loss": "training loss",
     "gap": "generalisation gap",
 }
-"""At the end of a run. The gap is the validation loss less the training loss."""
+"""At the end of a run. The gap is the validation loss minus the training loss."""
 KEYS = ["augment", "batch_size", "method", "seed"]
 
 
 def study(seeds: Sequence[int]) -> Study:
     """All runs on these seeds."""
-    return Study("A growing batch, its learning rate in proportion, with and without Anderson.", PARTS, seeds)
+    return Study("A growing batch with a proportional learning rate, with and without Anderson.", PARTS, seeds)
 
 
 def check_data() -> None:
-    """Say once what is missing, before every run does."""
+    """Report missing data once, before every run does."""
     try:
         load_cifar10()
     except MissingData as problem:
@@ -61,7 +61,7 @@ def ends(runs: Sequence[Run]) -> pd.DataFrame:
 
 
 def end(run: Run) -> dict[str, Any]:
-    """One of them; a run that diverged has no numbers."""
+    """How one run ended; a run that diverged has no numbers."""
     final = {name: nan if value is None else value for name, value in run.summary["final"].items()}
     row = {"augment": setting(run, "augment"), "batch_size": setting(run, "batch_size")}
     row |= {"method": run.config["method"], "seed": run.seed}
@@ -70,17 +70,17 @@ def end(run: Run) -> dict[str, Any]:
 
 
 def by_seed(found: pd.DataFrame, augment: bool, batch: int, method: str) -> pd.DataFrame:
-    """The ends of the runs of one kind; none, if there are none."""
+    """The ends of the runs of one kind; may be empty."""
     return found[(found.index.droplevel("seed") == (augment, batch, method))].droplevel(KEYS[:3])
 
 
 def difference(ours: pd.DataFrame, others: pd.DataFrame, measure: str) -> st.Interval:
-    """How much lower ours is than the others, over the seeds that both have."""
+    """How much lower ours is than the others, over their common seeds."""
     return st.interval((others[measure] - ours[measure]).dropna())
 
 
 def comparison(found: pd.DataFrame) -> pd.DataFrame:
-    """A row for each augmentation, batch and method: means with their intervals, and what is lower than the base's."""
+    """A row for each augmentation, batch and method: means with intervals, and differences from the base."""
     return pd.DataFrame([row for part in PARTS for row in _rows(found, part)])
 
 
@@ -112,9 +112,9 @@ def numbers(name: str, value: st.Interval) -> dict[str, float]:
 
 
 def recovered(runs: Sequence[Run], method: str) -> tuple[st.Interval, str]:
-    """What a method gets back of the validation error that the base loses by the largest batch; and in words.
+    """The part of the base's loss of validation error at the largest batch that a method recovers; also in words.
 
-    Raises ``Missing`` where nothing is lost for sure.
+    Raises ``Missing`` if the loss is not significant.
     """
     found = ends(runs)
     augment, batches = found.index[0][0], sorted(set(found.index.get_level_values("batch_size")))
@@ -122,26 +122,26 @@ def recovered(runs: Sequence[Run], method: str) -> tuple[st.Interval, str]:
     lost = difference(small, large, "validation_error")
     if lost.count < LEAST_SEEDS:
         raise Missing(f"Fewer than {LEAST_SEEDS} seeds of the base.", "torch-anderson large-batch")
-    text = f"Validation error that the base loses from batch {batches[0]} to {batches[-1]}: {shown(lost)}."
+    text = f"Increase of the base's validation error from batch {batches[0]} to {batches[-1]}: {shown(lost)}."
     if not lost.above(0):
-        raise Missing(f"{text} The larger batch is not surely worse, so there is no gap to close.")
+        raise Missing(f"{text} The larger batch is not significantly worse, so there is no gap to close.")
     ours, control = (by_seed(found, augment, batches[-1], name) for name in (method, CONTROL))
     back, beside = (difference(each, large, "validation_error") for each in (ours, control))
     to_control = difference(ours, control, "validation_error")
-    text += f" {method} gets back {shown(back)}; the control, base at the learning rate of both, {shown(beside)}"
+    text += f" {method} recovers {shown(back)}; the control (base at the learning rate of both) {shown(beside)}"
     return back, f"{text}; {method} is lower than the control by {shown(to_control)}."
 
 
 def average_recovers(runs: Sequence[Run]) -> Finding:
     """Reproduced if, with the largest batch, Anderson with average has a lower validation error than the base: the
-    interval of what it gets back lies above 0.
+    interval of what it recovers lies above 0.
     """
     back, text = recovered(runs, BOTH)
     return Finding(back.above(0), text)
 
 
 def anderson_does_not(runs: Sequence[Run]) -> Finding:
-    """Reproduced if, with the largest batch, the interval of what Anderson alone gets back ends at or below 0, refuted
+    """Reproduced if, with the largest batch, the interval of what Anderson alone recovers ends at or below 0, refuted
     if it lies above.
     """
     back, text = recovered(runs, "anderson")

@@ -1,4 +1,4 @@
-"""The page on the large-batch study: where it comes from, the figure, a table for each part, and the verdicts."""
+"""The page of the large-batch study: provenance, figure, a table for each part, and the verdicts."""
 
 from collections.abc import Iterator, Sequence
 from datetime import UTC, datetime
@@ -18,7 +18,7 @@ from .curves import STYLES
 from .figures import DASHES, LOOK, save
 from .large_batch import BASE, CLAIMS, COMPARED, CONTROL, MEASURES, SMALL, comparison, ends, study
 from .methods import METHODS
-from .page import Cell, Table, bracketed, plus_minus
+from .page import Cell, Table, bracketed, plus_minus, wrapped
 from .provenance import described, distinct, seed_ranges
 from .report import NothingToReport
 from .results import Run, load_runs, write_bytes
@@ -29,19 +29,20 @@ from .sweep import check_writable
 PARTS = {False: "Without augmentation", True: "With augmentation (flip and shift)"}
 DRAWN = ("validation_error", "validation_loss", "gap")
 DODGE = 1.04
-"""Neighbouring methods stand apart by this factor, so that their intervals can be told from each other."""
+"""Neighbouring methods are drawn apart by this factor, so that their intervals do not overlap."""
 LOWER = {"validation_error": "error lower than base", "validation_loss": "loss lower than base"}
 READING = """\
-All methods have the same epochs, seeds and images. The learning rate is in proportion to the batch, after a start at
-that of a batch of 128 or less, and falls to a tenth after 1/3, 2/3 and 8/9 of the run. Numbers are of the end of a run,
-means over seeds with 95 % confidence intervals. The generalisation gap is validation loss less training loss, both in
-evaluation mode on images as they are, with BatchNorm's statistics worked out afresh at the weights that are judged. A
-gap also closes where the training images are not learnt: beside it stands the training error. *Lower than base*: than
-the base with the same batch, seed by seed; a negative number is worse."""
+All methods get the same number of epochs, seeds and images. The learning rate is proportional to the batch size, after
+a warm-up at the rate of a batch of 128 or less, and falls to a tenth after 1/3, 2/3 and 8/9 of the run. Numbers are
+taken at the end of a run; they are means over seeds with 95 % confidence intervals. The generalisation gap is
+validation loss minus training loss, both in evaluation mode on images without augmentation, with BatchNorm statistics
+computed at the weights that are evaluated. A gap also closes if the training images are not learnt, so the training
+error is listed too. *Lower than base* compares with the base at the same batch size, seed by seed; a negative number
+is worse."""
 
 
 def build_page(results: Path, out: Path) -> tuple[Path, list[str]]:
-    """Write page, figure and numbers of what is there; returns the page, and a message for each run that is damaged."""
+    """Write page, figure and numbers from existing runs; returns the page, and a message for each damaged run."""
     runs, problems = load_runs(results)
     if not runs:
         raise NothingToReport(f"No completed run below {results}: see `torch-anderson large-batch`.")
@@ -57,7 +58,7 @@ def build_page(results: Path, out: Path) -> tuple[Path, list[str]]:
 
 
 def show_page(console: Console, results: Path, out: Path) -> None:
-    """Make the page; say what could not be read, and where the page is."""
+    """Make the page; report what could not be read, and where the page is."""
     check_writable(out)
     try:
         page, problems = build_page(results, out)
@@ -71,8 +72,8 @@ def show_page(console: Console, results: Path, out: Path) -> None:
 def text(runs: Sequence[Run], table: pd.DataFrame) -> str:
     """The whole page."""
     parts = [
-        "# Large batches in small",
-        about(),
+        "# Large batches at small scale",
+        wrapped(about()),
         origin(runs),
         READING,
         "![Measures against the batch](large-batch.png)",
@@ -80,12 +81,12 @@ def text(runs: Sequence[Run], table: pd.DataFrame) -> str:
     for augment, rows in table.groupby("augment"):
         parts += [f"## {PARTS[augment]}", method_table(rows).markdown()]
         parts += list(verdicts([run for run in runs if setting(run, "augment") == augment]))
-    parts.append("Numbers: [comparison.csv](comparison.csv), and [runs.csv](runs.csv) with one run a row.")
+    parts.append("Numbers: [comparison.csv](comparison.csv), and [runs.csv](runs.csv) with one row per run.")
     return "\n\n".join(parts) + "\n"
 
 
 def about() -> str:
-    """What was trained, and the methods."""
+    """The network, the data and the methods."""
     task, side = Spec("cifar10", CONTROL, 0, overrides=SMALL).resolve(), 32 // SMALL["shrink"]
     return (
         f"A ResNet of {6 * SMALL['depth'] + 2} layers on {SMALL['training_images']:,} training images of CIFAR-10, "
@@ -93,7 +94,7 @@ def about() -> str:
         f"Nesterov 0.9, learning rate {SMALL['learning_rate']:g} for a batch of 128. Anderson as in the paper: "
         f"p = {task.period}, q = {task.store_period}, m = {task.history_size}, beta = {task.relaxation:g}, the average "
         f"over t = {task.average_window}. The control, *{METHODS[CONTROL].label}*, is the base at "
-        f"{METHODS[CONTROL].speed(task):g} times the learning rate: relaxation and average amount to that where "
+        f"{METHODS[CONTROL].speed(task):g} times the learning rate, to which relaxation and average amount if "
         "Anderson's coefficients are near 0."
     )
 
@@ -108,8 +109,8 @@ def origin(runs: Sequence[Run]) -> str:
     lines = [
         f"- page made {made}, trained on {' to '.join(dict.fromkeys((dates[0], dates[-1])))}",
         f"- seeds {named}, {hours:.2f} core hours of training",
-        *(f"- {words}" for words in distinct(described(run.config["versions"]) for run in runs)),
-        *(f"- {words}" for words in distinct(described(run.config["hardware"]) for run in runs)),
+        *(wrapped(f"- {words}", "  ") for words in distinct(described(run.config["versions"]) for run in runs)),
+        *(wrapped(f"- {words}", "  ") for words in distinct(described(run.config["hardware"]) for run in runs)),
     ]
     return "\n".join([f"`torch-anderson large-batch --seeds {named}`", "", *lines])
 
@@ -121,7 +122,7 @@ def method_table(rows: pd.DataFrame) -> Table:
 
 
 def method_row(row: dict[str, Any]) -> list[Cell]:
-    """One of them."""
+    """One method at one batch."""
     seeds = f"{row['seeds']}" + (f" ({row['diverged']} diverged)" if row["diverged"] else "")
     cells = [Cell(METHODS[row["method"]].label), Cell(str(row["batch_size"])), Cell(seeds)]
     cells += [plus_minus(row, name) for name in MEASURES]
@@ -132,7 +133,7 @@ def method_row(row: dict[str, Any]) -> list[Cell]:
 def verdicts(runs: Sequence[Run]) -> Iterator[str]:
     """A paragraph for each claim."""
     for verdict in (claim.judge(runs) for claim in CLAIMS):
-        yield f"**{verdict.claim} {verdict.outcome.capitalize()}.** {verdict.numbers}"
+        yield wrapped(f"**{verdict.claim} {verdict.outcome.capitalize()}.** {verdict.numbers}")
 
 
 def draw(table: pd.DataFrame) -> Figure:

@@ -31,7 +31,7 @@ from .trainers import (
 from .tuning import tuned_rate
 
 NEVER = 2**62
-"""A warm-up that does not end: of Anderson, only its average takes effect."""
+"""A warm-up that does not end, so that only the average takes effect."""
 EMA_DECAY = 0.99
 SWA_START = 0.75
 """Share of the run after which stochastic weight averaging begins."""
@@ -56,12 +56,12 @@ def plain(task: Task, model: nn.Module, rate: float) -> Trainer:
 
 
 def anderson(task: Task, model: nn.Module, rate: float, **options: Any) -> Trainer:
-    """Anderson with the task's options, changed by those given."""
+    """The paper's Anderson with the task's options, changed by those given."""
     return AndersonTrainer(task, model, Anderson(base(task, model, rate), **task.anderson_options() | options))
 
 
 def anderson_default(task: Task, model: nn.Module, rate: float) -> Trainer:
-    """Anderson with no option set."""
+    """Anderson with no option set: jumps by gradients."""
     return AndersonTrainer(task, model, Anderson(base(task, model, rate)))
 
 
@@ -108,11 +108,8 @@ def aadl(task: Task, model: nn.Module, rate: float) -> Trainer:
 
 
 def anderson_speed(task: Task) -> float:
-    """The part of the base's speed that is left with coefficients near 0.
-
-    Relaxation shortens the ``residual_steps`` that a jump spans, once every ``period`` steps.
-    """
-    return 1 - (1 - task.relaxation) * task.residual_steps / task.period
+    """The part of the base's speed that is left with coefficients near 0: relaxation shortens 1 of ``period`` steps."""
+    return 1 - (1 - task.relaxation) / task.period
 
 
 def average_speed(task: Task) -> float:
@@ -141,23 +138,23 @@ def is_pinn(task: Task) -> bool:
 
 
 def averages(task: Task) -> bool:
-    """Where there is a window, and residuals span one step, as the average requires."""
-    return task.average_window > 0 and task.residual_steps == 1
+    """Whether the average has a window."""
+    return task.average_window > 0
 
 
 def relaxes(task: Task) -> bool:
-    """Where Anderson makes less than the full jump."""
+    """Whether Anderson makes less than the full jump."""
     return anderson_speed(task) != 1
 
 
 def relaxes_and_averages(task: Task) -> bool:
-    """Where both slow training down."""
+    """Whether relaxation and average both slow training down."""
     return relaxes(task) and averages(task)
 
 
 @dataclass(frozen=True)
 class Method:
-    """One line of the table."""
+    """A method, one line of the table."""
 
     name: str
     """The name on the command line."""
@@ -172,9 +169,9 @@ class Method:
     speed: Callable[[Task], float] = full_speed
     """Factor of the task's learning rate."""
     tuned: bool = False
-    """Whether it uses the learning rate found by ``torch-anderson tune``, where there is one."""
+    """Whether it uses the learning rate found by ``torch-anderson tune``, if there is one."""
     applies: Callable[[Task], bool] = always
-    """Whether it makes sense for a task, and differs from the other methods there."""
+    """Whether it applies to a task, and differs from the other methods there."""
 
     def rate(self, task: Task, given: bool = False) -> float:
         """The initial learning rate. A rate that was ``given`` is used in place of the tuned one."""
@@ -188,7 +185,7 @@ METHODS = {
         Method("base", "base", "paper", "The base optimizer at the paper's learning rate.", plain),
         Method("anderson", "Anderson", "paper", "With Anderson acceleration, the paper's settings.",
                partial(anderson, average=None)),
-        Method("anderson+average", "Anderson + average", "paper", "The same, with the adaptive moving average.",
+        Method("anderson+average", "Anderson + average", "paper", "With Anderson and the adaptive moving average.",
                anderson, applies=averages),
         Method("average", "average only", "control", "The moving average without Anderson.",
                partial(anderson, warmup=NEVER), applies=averages),
@@ -208,9 +205,9 @@ METHODS = {
         Method("gauss-newton-soap", "Gauss-Newton on SOAP", "ours", "GaussNewton around SOAP.",
                partial(gauss_newton, make_base=soap_optimizer), tuned=True, applies=is_pinn),
         Method("base-tuned", "base, tuned", "peer", "The base at a tuned learning rate.", plain, tuned=True),
-        Method("ema", "EMA", "peer", f"Judged by an exponential moving average of the weights ({EMA_DECAY}).",
+        Method("ema", "EMA", "peer", f"Evaluated at an exponential moving average of the weights ({EMA_DECAY}).",
                ema, tuned=True),
-        Method("swa", "SWA", "peer", "Judged by the mean of the weights over the last quarter.", swa, tuned=True),
+        Method("swa", "SWA", "peer", "Evaluated at the mean of the weights over the last quarter.", swa, tuned=True),
         Method("lookahead", "Lookahead", "peer", "Lookahead (5 steps, half way).", lookahead, tuned=True),
         Method("schedule-free", "schedule-free AdamW", "peer", "Schedule-free AdamW, no schedule.",
                schedule_free, tuned=True),

@@ -1,4 +1,4 @@
-"""What the command line tells: which tasks and methods there are, the estimated time, and how methods compare."""
+"""Output of the command line: tasks and methods, the estimated time, and how methods compare."""
 
 from collections.abc import Collection, Sequence
 from pathlib import Path
@@ -17,9 +17,9 @@ from .sweep import check_writable, unfinished
 from .tasks import TASKS
 
 SHOWN = 5
-"""Columns of the comparison that fit a terminal; the page has all."""
+"""Number of columns of the comparison that fit a terminal; the page has all."""
 ESTIMATING = 8.0
-"""Seconds that all estimates together may take, about."""
+"""Approximate limit of the time of all estimates together, in seconds."""
 
 
 def list_tables(console: Console) -> None:
@@ -39,12 +39,12 @@ def list_tables(console: Console) -> None:
 
 
 def short(names: Sequence[str], total: int) -> str:
-    """The names, or that it is all of them."""
+    """The names, or ``all``."""
     return "all" if len(names) == total else " ".join(names)
 
 
 def announce(console: Console, specs: Sequence[Spec], results: Path, jobs: int | None) -> None:
-    """Say how much there is to do and how long it may take; without ``jobs`` in core time alone."""
+    """Print the number of runs and the estimated time; without ``jobs``, only the time on one core."""
     left = unfinished(specs, results)
     done = f" ({len(specs) - len(left)} done before)" if len(left) < len(specs) else ""
     tell(console, f"{len(specs)} runs{done} in {results}")
@@ -54,8 +54,7 @@ def announce(console: Console, specs: Sequence[Spec], results: Path, jobs: int |
 
 
 def estimate(specs: Sequence[Spec], results: Path) -> float:
-    """Seconds that these runs take one after the other, from a few steps of each variant. Says what data are missing,
-    which take no time."""
+    """Seconds that these runs take one after the other, from a few steps of each variant. Reports missing data."""
     variants = {(spec.task, spec.variant): spec for spec in specs}
     budget = min(0.4, ESTIMATING / len(variants))
     seconds = dict.fromkeys(variants, 0.0)
@@ -71,7 +70,7 @@ def estimate(specs: Sequence[Spec], results: Path) -> float:
 
 
 def estimate_one(spec: Spec, budget: float) -> float:
-    """Seconds of one run; 0 of one that does not even start, about which the run itself will complain."""
+    """Seconds of one run; 0 for one that cannot start, which reports the reason when it is run."""
     try:
         return estimate_seconds(spec, budget)
     except MissingData:
@@ -81,7 +80,7 @@ def estimate_one(spec: Spec, budget: float) -> float:
 
 
 def share_left(folder: Path) -> float:
-    """Of a run that was stopped, the share that is left, about; 1 of any other."""
+    """The approximate share that is left of an interrupted run; 1 for any other run."""
     sign = sign_of_life(folder)
     return 1 - sign["step"] / sign["steps"] if sign else 1.0
 
@@ -99,7 +98,7 @@ def show_comparison(console: Console, results: Path, tasks: Collection[str]) -> 
 
 
 def show_report(console: Console, results: Path, out: Path | None = None) -> None:
-    """Make the page; say what could not be read, and where the page is."""
+    """Make the page; report what could not be read, and where the page is."""
     from .report import NothingToReport, build_report
 
     check_writable(out or results)

@@ -1,8 +1,9 @@
-"""What the page shows, made ready for its template: tables of text, and numbers for the interactive figures."""
+"""The contents of pages: tables of text, paragraphs, and numbers for the interactive figures."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from math import isfinite, nan
+from textwrap import fill
 from typing import Any
 
 import numpy as np
@@ -16,15 +17,17 @@ from .seeds import Seeds, restricted, seed_sets
 from .tables import acceptance_table, comparison_table, paired_table
 
 DIGITS = 4
-"""Significant ones of a number in a figure: more than can be seen."""
+"""Significant digits of a number in a figure: more than can be seen."""
 MOST_PIXELS = 101
-"""Along a side of a picture."""
+"""Largest number of points along a side of a picture."""
+WIDTH = 116
+"""Columns of a paragraph in a document."""
 BETTER, WORSE = "better", "worse"
 
 
 @dataclass(frozen=True)
 class Cell:
-    """A text in a table, and what it means, if it means something: better or worse."""
+    """A text in a table, and its meaning, if it has one: better or worse."""
 
     text: str
     meaning: str = ""
@@ -32,20 +35,25 @@ class Cell:
 
 @dataclass(frozen=True)
 class Table:
-    """A table to read."""
+    """A table of texts."""
 
     headers: Sequence[str]
     rows: Sequence[Sequence[Cell]]
 
     def markdown(self) -> str:
-        """The same for a document."""
+        """The table in Markdown."""
         lines = [self.headers, ["---"] + ["--:"] * (len(self.headers) - 1)]
         lines += [[cell.text for cell in row] for row in self.rows]
         return "\n".join("| " + " | ".join(text.replace("|", "\\|") for text in line) + " |" for line in lines)
 
 
+def wrapped(text: str, indent: str = "") -> str:
+    """A paragraph for a document; lines after the first are indented."""
+    return fill(text, WIDTH, subsequent_indent=indent, break_long_words=False, break_on_hyphens=False)
+
+
 def number(value: float | None) -> str:
-    """Three digits; a dash for what there is not.
+    """Three digits; a dash for a missing number.
 
     >>> number(0.0035219), number(123.4), number(2.0e-14), number(None)
     ('0.00352', '123', '2.00e-14', '–')
@@ -150,7 +158,7 @@ def paired_text(task: Comparison) -> Table:
 
 
 def _estimate(record: Mapping[str, Any]) -> Cell:
-    """What the pairs say that did not diverge; of no meaning where those that did say the contrary."""
+    """The estimate from the pairs that did not diverge; without a meaning if diverged runs contradict it."""
     cell = bracketed(record, "estimate", 1.0 if record["kind"] == "ratio" else 0.0)
     contrary = BETTER if record["diverged"] > record["against_diverged"] else WORSE
     undone = record["diverged"] != record["against_diverged"] and cell.meaning == contrary
@@ -158,14 +166,14 @@ def _estimate(record: Mapping[str, Any]) -> Cell:
 
 
 def _pairs(record: Mapping[str, Any]) -> str:
-    """How many there are, and how many runs diverged and left theirs out."""
+    """Number of pairs, and of diverged runs, whose pairs are left out."""
     lost = {"": record["diverged"], "base ": record["against_diverged"]}
     texts = [f"{who}diverged {count}" for who, count in lost.items() if count]
     return f"{record['pairs']}" + (f" ({', '.join(texts)})" if texts else "")
 
 
 def acceptance_text(task: Comparison) -> Table:
-    """What became of the accelerations, a run."""
+    """Outcomes of the accelerations, per run."""
     frame = acceptance_table(task)
     columns = [name for name in frame.columns if name not in ("task", "method", "label")]
     rows = [[Cell(row["label"]), *(Cell(f"{row[name]:.1f}" if isfinite(row[name]) else "–") for name in columns)]
@@ -174,7 +182,7 @@ def acceptance_text(task: Comparison) -> Table:
 
 
 def rounded(values: Iterable[float]) -> list[float | None]:
-    """Short numbers for the page; null for what is not finite."""
+    """Short numbers for the page; null for those that are not finite."""
     return [float(f"{value:.{DIGITS}g}") if isfinite(value) else None for value in map(float, values)]
 
 
@@ -201,7 +209,7 @@ def _metric_data(task: Comparison, metric: str, sets: Sequence[Seeds]) -> dict[s
 
 
 def _curves(group: Group, metric: str, sets: Sequence[Seeds]) -> dict[int, dict[str, Any]]:
-    """By the place of the set of seeds that they are over: of those that the group has all of."""
+    """Curves by the index of the set of seeds that they average over, for the sets that the group contains."""
     found = {place: restricted(group, seeds) for place, seeds in enumerate(sets) if set(seeds) <= set(group.seeds)}
     return {place: _curves_on(part, metric) for place, part in found.items()}
 
@@ -229,7 +237,7 @@ def claim_data(curve: Curve) -> dict[str, Any]:
 
 
 def picture_data(picture: Picture) -> dict[str, Any]:
-    """A picture with as many points as a page needs."""
+    """A picture reduced to the points that a page needs."""
     rows, columns = (max(1, -(-size // MOST_PIXELS)) for size in picture.exact.shape)
     fields = {"exact": picture.exact, "predicted": picture.predicted, "error": picture.error}
     small = {name: [rounded(line) for line in values[::rows, ::columns]] for name, values in fields.items()}

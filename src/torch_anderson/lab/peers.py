@@ -1,6 +1,6 @@
-"""Peers that come from elsewhere: AdamW with a cosine schedule, SOAP, Muon, and the paper's own implementation.
+"""Peers from other packages: AdamW with a cosine schedule, SOAP, Muon, and the paper's own implementation.
 
-The packages are imported when a run needs them: one of them alone takes seconds.
+The packages are imported when a run needs them, as one of them takes seconds to import.
 """
 
 import math
@@ -57,7 +57,7 @@ def split_for_muon(model: nn.Module) -> tuple[list[nn.Parameter], list[nn.Parame
 
 
 def has_reference(task: Task) -> bool:
-    """Where the paper's implementation can be imported."""
+    """Whether the paper's implementation can be imported."""
     return find_spec("AADL") is not None
 
 
@@ -86,7 +86,7 @@ class ReferenceTrainer(Trainer):
         return losses[0], cost
 
     def state_dict(self) -> dict[str, Any]:
-        """The history too, which it keeps beside the optimizer's state."""
+        """The state, including the history, which it keeps outside of the optimizer's state."""
         history = [list(iterates) for iterates in getattr(self.optimizer, self.HISTORY)]
         counters = {name: getattr(self.optimizer, name) for name in self.COUNTERS}
         return super().state_dict() | {"history": history, "reference_counters": counters}

@@ -1,4 +1,4 @@
-"""What is seen while runs are made: bars on a terminal, a line of JSON for each ended run elsewhere."""
+"""Progress of runs: bars on a terminal, otherwise a line of JSON for each finished run."""
 
 import json
 import threading
@@ -10,16 +10,16 @@ from typing import Any, Self
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
 
+from .attempt import Outcome
 from .results import DamagedRun, is_complete, read_record
 from .runner import PROGRESS, Spec
 from .screen import raw
-from .sweep import Outcome
 from .tasks import TASKS
 
 POLL_EVERY = 0.5
 """Seconds between two looks at the signs of life that runs leave in their folders."""
 SIGN_KINDS = {"step": int | float, "steps": int, "loss": int | float | None}
-"""What a sign of life holds at least: key -> kind of the value."""
+"""Required entries of a sign of life: key -> type of the value."""
 
 
 @contextmanager
@@ -120,7 +120,7 @@ def stamp(folder: Path) -> int | None:
 
 
 def sign_of_life(folder: Path, before: int | None = None) -> dict[str, Any] | None:
-    """What the run in this folder last said of itself, unless that has the stamp ``before`` or is damaged."""
+    """The latest sign of life of the run in this folder, unless it has the stamp ``before`` or is damaged."""
     if stamp(folder) == before:
         return None
     try:

@@ -1,4 +1,4 @@
-"""Where the numbers of a report come from: commands, versions, machines, dates, and what is missing."""
+"""Provenance of the numbers of a report: commands, versions, machines, dates, and what is missing."""
 
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
@@ -12,7 +12,7 @@ from .results import CONFIG, SUMMARY, DamagedRun, read_json
 
 
 def header(tasks: Sequence[Comparison]) -> dict[str, Any]:
-    """What was run, on what, when; in words."""
+    """What was run, on which machine and when, in words."""
     runs = [trace.run for task in tasks for group in task.groups for trace in group.traces]
     dates = sorted(str(run.config["date"]) for run in runs)
     return {
@@ -37,13 +37,14 @@ def described(entries: Any) -> str:
 
 
 def distinct(texts: Iterable[str]) -> list[str]:
-    """Each text once; with how many runs it holds for, if there are several."""
+    """Each text once; if there are several, with the number of runs of each."""
     counts = Counter(texts)
-    return [f"{text} ({count} runs)" if len(counts) > 1 else text for text, count in counts.most_common()]
+    several = len(counts) > 1
+    return [f"{text} ({count} run{'s' * (count > 1)})" if several else text for text, count in counts.most_common()]
 
 
 def commands(task: Comparison) -> Iterator[str]:
-    """Commands that make these runs again: one for all methods with the same seeds and settings."""
+    """Commands that repeat these runs: one for all methods with the same seeds and settings."""
     methods: dict[tuple[str, str], list[str]] = {}
     for group in task.groups:
         first = group.traces[0].run.config
@@ -70,13 +71,13 @@ def seed_ranges(seeds: Iterable[int]) -> str:
 
 
 def incomplete(results: Path, tasks: Sequence[Comparison]) -> list[str]:
-    """Which seeds a method lacks that another one has, and which runs have begun but not ended."""
+    """The seeds that a method lacks and another one has, and the runs that have begun but not ended."""
     lacking = [message for task in tasks for group in task.groups if (message := missing(task, group))]
     return lacking + [message for path in sorted(results.glob(f"**/{CONFIG}")) if (message := unfinished(path.parent))]
 
 
 def missing(task: Comparison, group: Group) -> str:
-    """The seeds that a method lacks; empty if none, and for variants, which may have seeds of their own."""
+    """The seeds that a method lacks; empty if none, and for variants, whose seeds may differ."""
     lacking = set(task.seeds) - set(group.seeds)
     if group.bracket or not lacking:
         return ""

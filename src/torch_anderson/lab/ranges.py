@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 
 
 class Range(NamedTuple):
-    """Numbers that are allowed, and how to say so."""
+    """A range of allowed numbers, and its description."""
 
     holds: Callable[[float], bool]
     words: str
@@ -41,6 +41,6 @@ def check_ranges(settings: Any) -> None:
 
 
 def check(name: str, value: float | None, allowed: Range) -> None:
-    """Raise ``ValueError`` for a value out of the range; None is a setting that there is not."""
+    """Raise ``ValueError`` for a value out of range; None is always allowed."""
     if value is not None and not allowed.holds(value):
         raise ValueError(f"Invalid {name}: {value}. Allowed: {allowed.words}.")

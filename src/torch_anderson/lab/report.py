@@ -1,4 +1,4 @@
-"""The report on a folder of results: a page to read offline, figures for papers, tables for machines and documents."""
+"""The report on a folder of results: a page for offline reading, figures, and tables as CSV and Markdown."""
 
 import json
 import re
@@ -22,7 +22,7 @@ from .results import CONFIG, DamagedRun, Run, load_runs, write_bytes
 from .tasks import TASKS
 
 AXIS_NAMES = {"step": "steps", TIME: "time"}
-"""In the names of figures."""
+"""Names of axes in file names of figures."""
 
 
 class NothingToReport(ValueError):
@@ -31,18 +31,18 @@ class NothingToReport(ValueError):
 
 @dataclass(frozen=True)
 class ReportPaths:
-    """What a report consists of."""
+    """The files of a report."""
 
     html: Path
     figures: list[Path]
     tables: list[Path]
     problems: list[str]
-    """What could not be read, and was left out."""
+    """Messages about files that could not be read and were left out."""
 
 
 @dataclass(frozen=True)
 class Evidence:
-    """All that a report is made from."""
+    """The data of a report."""
 
     results: Path
     tasks: list[Comparison]
@@ -50,7 +50,7 @@ class Evidence:
     pictures: dict[str, list[Picture]]
     """By task."""
     problems: list[str]
-    """What could not be read."""
+    """Messages about files that could not be read."""
 
 
 def build_report(results: Path, out: Path | None = None) -> ReportPaths:
@@ -69,7 +69,7 @@ def build_report(results: Path, out: Path | None = None) -> ReportPaths:
 
 
 def gather(results: Path) -> Evidence:
-    """Read a folder; what is damaged is named and left out."""
+    """Read a folder; damaged runs are named and left out."""
     runs, problems = load_runs(results)
     tasks, more = collect(runs)
     problems += more
@@ -86,13 +86,13 @@ def gather(results: Path) -> Evidence:
 
 
 def judgeable(runs: Iterable[Run]) -> tuple[list[Run], list[str]]:
-    """The runs of our tasks with all their settings: claims are about settings. And a message for each other one."""
+    """The runs of known tasks with all their settings, which claims depend on; and a message for each other run."""
     complete, problems = [], []
     for run in runs:
         wanted = [field.name for field in fields(TASKS[run.task])] if run.task in TASKS else []
         if lacking := [name for name in wanted if name not in all_settings(run)]:
             names = ", ".join(lacking)
-            problems.append(f"{run.folder / CONFIG}: no setting {names}; shown below, but no claim is judged by it")
+            problems.append(f"{run.folder / CONFIG}: no setting {names}; shown below, but not used for claims")
         elif wanted:
             complete.append(run)
     return complete, problems
@@ -102,7 +102,7 @@ def judgeable(runs: Iterable[Run]) -> tuple[list[Run], list[str]]:
 
 
 def write_tables(evidence: Evidence, out: Path) -> Iterator[Path]:
-    """comparison, paired, acceptance and claims: numbers as .csv, text as .md; and all runs, one a row."""
+    """comparison, paired, acceptance and claims: numbers as .csv, text as .md; and all runs, one per row."""
     for name, frame, text in (
         ("comparison", tables.comparison_table, page.comparison_text),
         ("paired", tables.paired_table, page.paired_text),
@@ -129,7 +129,7 @@ def _write_table(out: Path, name: str, frame: pd.DataFrame, text: str) -> Iterat
 
 
 def write_figures(evidence: Evidence, folder: Path) -> Iterator[Path]:
-    """Every metric of every task against steps and time; solutions; what belongs to claims."""
+    """Draw every metric of every task against steps and time, solutions, and the figures of claims."""
     for task in evidence.tasks:
         for metric in task.metrics:
             for budget in BUDGETS:
@@ -174,12 +174,12 @@ def render(evidence: Evidence) -> str:
 
 
 def code(text: str) -> Markup:
-    """What stands between backticks as code."""
+    """Text between backticks as code."""
     return Markup(re.sub(r"`([^`]+)`", r"<code>\1</code>", str(escape(text))))
 
 
 def task_section(evidence: Evidence, task: Comparison) -> dict[str, Any]:
-    """What the template needs for one task."""
+    """The template's data for one task."""
     drawn = evidence.pictures.get(task.task, [])
     return {
         "name": task.task,

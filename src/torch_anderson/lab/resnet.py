@@ -13,7 +13,7 @@ from torch.nn import functional
 
 
 def conv(inputs: int, outputs: int, size: int, stride: int = 1) -> nn.Conv2d:
-    """Return a convolution that keeps the image's size, but for the stride; BatchNorm after it has the bias."""
+    """Return a convolution that keeps the image's size up to the stride; it has no bias, as BatchNorm follows."""
     return nn.Conv2d(inputs, outputs, size, stride, padding=size // 2, bias=False)
 
 

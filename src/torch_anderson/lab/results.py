@@ -1,10 +1,10 @@
-"""What a run leaves on disk, and how to read it back.
+"""Files of a run, and reading them back.
 
-A results folder holds ``<task>/<variant>/seed-<seed>/`` for each run, where the variant is the method's name and what
-was set differently from the profile, as in ``anderson[history_size=5]``. In it:
+A results folder holds ``<task>/<variant>/seed-<seed>/`` for each run, where the variant is the method's name and
+the settings that differ from the profile, as in ``anderson[history_size=5]``. In it:
 
-- ``config.json``: what was run: task, method, seed, all settings, versions, hardware, date
-- ``metrics.jsonl``: one line a step; ``pandas.read_json(path, lines=True)`` reads it
+- ``config.json``: task, method, seed, all settings, versions, hardware, date
+- ``metrics.jsonl``: one line per step; ``pandas.read_json(path, lines=True)`` reads it
 - ``summary.json``: how it ended; written last, so a run with a summary is complete
 - ``pictures.npz``: arrays to draw, for tasks that have pictures
 """
@@ -32,12 +32,12 @@ SUMMARY_KINDS = {
     "status": str, "steps": int | float, "seconds": int | float, "cpu_seconds": int | float,
     "learning_rate": int | float, "final": dict, "best": dict, "references": dict, "stats": dict,
 }  # fmt: skip
-"""What a file holds at least: key -> kind of the value."""
+"""Required entries of a file: key -> type of the value."""
 FINISHED, DIVERGED = "finished", "diverged"
 
 
 class DamagedRun(Exception):
-    """A folder that looks like a run but cannot be read as one; says which file is to blame."""
+    """A damaged run; the message names the damaged file."""
 
 
 @dataclass(frozen=True)
@@ -74,7 +74,7 @@ class Run:
 
     @cached_property
     def steps(self) -> pd.DataFrame:
-        """One row a step: step, seconds, cpu_seconds, loss (of the batch), and the metrics where it was evaluated."""
+        """One row per step: step, seconds, cpu_seconds, loss on the batch, and the metrics if it was evaluated."""
         with reading(self.folder / METRICS) as path:
             # One call for the whole file: several times as fast as one for each line.
             rows = json.loads("[" + ",".join(path.read_text().splitlines()) + "]")
@@ -90,7 +90,7 @@ class Run:
 
     @cached_property
     def pictures(self) -> dict[str, NDArray[Any]]:
-        """What there is to draw; empty for most tasks."""
+        """Arrays to draw; empty for most tasks."""
         if not (self.folder / PICTURES).exists():
             return {}
         with reading(self.folder / PICTURES) as path, np.load(path) as arrays:
@@ -98,7 +98,7 @@ class Run:
 
 
 def run_folder(results: Path, task: str, variant: str, seed: int) -> Path:
-    """Where a run lives."""
+    """The folder of a run."""
     return results / task / variant / f"seed-{seed:03d}"
 
 

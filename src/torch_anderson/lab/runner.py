@@ -34,7 +34,7 @@ T = TypeVar("T")
 
 
 class UnknownName(ValueError):
-    """A task, method, profile or setting that does not exist; says which are like it."""
+    """An unknown task, method, profile or setting; the message suggests similar names."""
 
     def __init__(self, kind: str, name: str, known: Iterable[str]) -> None:
         near = get_close_matches(name, known := list(known), n=3, cutoff=0.4)
@@ -43,7 +43,7 @@ class UnknownName(ValueError):
 
 
 class OtherSettings(ValueError):
-    """The folder of a run holds the same run with other settings."""
+    """The folder of a run contains this run with other settings."""
 
 
 @dataclass(frozen=True)
@@ -65,7 +65,7 @@ class Spec:
         return f"{self.method}[{changes}]" if changes else self.method
 
     def folder(self, root: Path) -> Path:
-        """Where the run lives below a results folder."""
+        """The folder of the run below a results folder."""
         return results.run_folder(root, self.task, self.variant, self.seed)
 
     def resolve(self) -> Task:
@@ -103,16 +103,16 @@ class Training:
         self.rows: list[dict[str, float]] = []
         self.seconds = self.cpu_seconds = 0.0
         self.outcome = ""
-        """How it ended; empty while it goes on."""
+        """How it ended; empty while it is running."""
 
     @property
     def step(self) -> float:
-        """What the steps made so far cost: their number, where each is one gradient."""
+        """The cost of the steps so far: their number, if each is one gradient."""
         spent = self.trainer.spent
         return int(spent) if spent == int(spent) else spent
 
     def advance(self) -> None:
-        """One step of the method, a row about it, an evaluation if one is due, and whether this was the end."""
+        """Make one step of the method, record it, evaluate if due, and detect the end."""
         wall, cpu = time.perf_counter(), time.process_time()
         before = self.step
         loss = self.trainer.advance(self.problem)
@@ -127,7 +127,7 @@ class Training:
         self.rows.append(row | self.evaluate() if due or self.outcome else row)
 
     def evaluate(self) -> Metrics:
-        """The metrics at the weights the method wants to be judged by; ones that are not finite end the run."""
+        """The metrics at the evaluation weights of the method; metrics that are not finite end the run."""
         with self.trainer.evaluation_weights(), torch.no_grad():
             metrics = self.problem.evaluate()
         if not all(map(math.isfinite, metrics.values())):
@@ -155,12 +155,12 @@ class Training:
 
     @torch.no_grad()
     def training_loss(self) -> float:
-        """On the batch of the first step, the same for all methods, at the weights to be judged by."""
+        """The loss on the batch of the first step, which is the same for all methods, at the evaluation weights."""
         with self.trainer.evaluation_weights():
             return self.problem.loss(0).item()
 
     def state_dict(self) -> dict[str, Any]:
-        """All that a checkpoint needs for the run to go on bit for bit."""
+        """The state from which the run can be resumed bit for bit."""
         return {
             "model": self.problem.model.state_dict(),
             "trainer": self.trainer.state_dict(),
@@ -179,7 +179,7 @@ class Training:
 
 
 def run(spec: Spec, root: Path, checkpoint_every: float = 60.0) -> Path:
-    """Make a run, or what is left of it, below a results folder; returns the run's own folder."""
+    """Make a run, or the rest of it, below a results folder; returns the folder of the run."""
     task, method = spec.resolve(), METHODS[spec.method]
     folder, config = spec.folder(root), describe(spec, task)
     if results.is_complete(folder):
@@ -226,7 +226,7 @@ def finish(training: Training, folder: Path, config: Mapping[str, Any]) -> None:
 
 
 def resume(training: Training, folder: Path, config: Mapping[str, Any]) -> None:
-    """Go on from the checkpoint in the folder, if there is one of this very run; raises ``DamagedRun``."""
+    """Continue from the checkpoint of this run in the folder, if there is one; raises ``DamagedRun``."""
     path = folder / CHECKPOINT
     if not path.exists():
         return
@@ -257,7 +257,7 @@ def show_progress(training: Training, folder: Path) -> None:
 
 
 def describe(spec: Spec, task: Task) -> dict[str, Any]:
-    """What is run, with what and on what."""
+    """The configuration of a run: settings, versions, hardware."""
     return {
         "task": spec.task,
         "method": spec.method,
@@ -275,7 +275,7 @@ def describe(spec: Spec, task: Task) -> dict[str, Any]:
 
 @cache
 def versions() -> dict[str, str]:
-    """Of what a number may depend on; the commit where the library runs from its repository."""
+    """Versions of everything that results may depend on; with the commit if the library runs from its repository."""
     names = ("torch-anderson", "torch", "numpy", "schedulefree", "pytorch_optimizer")
     packages = {name: version(name) for name in names}
     git = subprocess.run(
@@ -286,7 +286,7 @@ def versions() -> dict[str, str]:
 
 
 def identity(config: Mapping[str, Any]) -> str:
-    """What makes two runs the same one."""
+    """The part of a configuration that identifies a run."""
     return json.dumps([config[key] for key in ("task", "method", "seed", "settings", "learning_rate")], sort_keys=True)
 
 
@@ -310,7 +310,7 @@ def defaults(task: str) -> dict[str, Any]:
 
 
 def estimate_seconds(spec: Spec, budget: float = 0.4) -> float:
-    """How long a run takes, by its first steps; spends about ``budget`` seconds on it."""
+    """Estimated seconds of a run, from its first steps; takes about ``budget`` seconds."""
     task, method = spec.resolve(), METHODS[spec.method]
     with one_thread(), torch.random.fork_rng(devices=[]):
         training = Training(task, method, spec.seed, spec.rate)
@@ -352,7 +352,7 @@ def one_thread() -> Iterator[None]:
 
 
 def finite(value: Any) -> Any:
-    """The same with null for each number that JSON does not know."""
+    """A copy with null for each number that JSON cannot represent."""
     match value:
         case dict():
             return {key: finite(entry) for key, entry in value.items()}
@@ -364,7 +364,7 @@ def finite(value: Any) -> Any:
 
 
 def processor() -> str:
-    """The processor's name where the system tells it."""
+    """The name of the processor, if the system provides it."""
     info = Path("/proc/cpuinfo")
     lines = info.read_text().splitlines() if info.exists() else []
     return next(

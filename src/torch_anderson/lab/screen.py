@@ -1,4 +1,4 @@
-"""How the command line prints: sentences, complaints and tables, for people or for other programs."""
+"""Output of the command line: sentences, errors and tables, for people or for other programs."""
 
 from collections.abc import Iterable, Sequence
 
@@ -10,7 +10,7 @@ Rows = Iterable[Sequence[str]]
 
 
 def complain(message: str) -> None:
-    """To the standard error stream, wrapped nowhere, so that other programs can read it."""
+    """Print to standard error without wrapping, so that other programs can read it."""
     Console(stderr=True).print(message, markup=False, highlight=False, soft_wrap=True)
 
 
@@ -20,13 +20,13 @@ def tell(console: Console, message: str) -> None:
 
 
 def raw(console: Console, text: str) -> None:
-    """Print lines for other programs, as they are: rich would change tabs."""
+    """Print lines for other programs unchanged; rich would replace tabs."""
     console.file.write(f"{text}\n")
     console.file.flush()
 
 
 def show_table(console: Console, title: str, columns: Sequence[str], rows: Rows) -> None:
-    """A table on a terminal; elsewhere one line a row, with tabs."""
+    """Print a table on a terminal; otherwise one line per row, with tabs."""
     if not console.is_terminal:
         lines = ["\t".join(cells) for cells in (columns, *rows)]
         raw(console, "\n".join([f"# {title}", *lines]))

@@ -27,7 +27,7 @@ class Interval:
 
     @property
     def half(self) -> float:
-        """What stands behind the plus-minus sign."""
+        """Half the width of the interval."""
         return (self.high - self.low) / 2
 
     def below(self, limit: float) -> bool | None:
@@ -49,20 +49,20 @@ class Paired:
     """One method against another, seed by seed; lower is better."""
 
     estimate: Interval
-    """Of the ratio to the other where all values are positive (mean of its logarithm), else of the difference."""
+    """Interval of the ratio (mean of its logarithm) if all values are positive, otherwise of the difference."""
     is_ratio: bool
     better: int
-    """Seeds on which it ended lower; a run that diverged loses to one that did not."""
+    """Number of seeds on which it ended lower; a diverged run counts as higher than one that did not diverge."""
     worse: int
     diverged: int
-    """Of its runs; those and their partners are no part of the estimate."""
+    """Number of its diverged runs; they and their partners are not part of the estimate."""
     others_diverged: int
     p_value: float
-    """Of Wilcoxon's signed-rank test, two-sided, on the pairs of which neither diverged."""
+    """p-value of the two-sided Wilcoxon signed-rank test, on pairs without a diverged run."""
 
 
 def quantile(count: ArrayLike) -> Floats:
-    """Student's t for the interval of a mean over so many values; NaN below two."""
+    """Student's t for the interval of a mean over ``count`` values; NaN below two."""
     freedom = np.asarray(count, dtype=float) - 1
     return np.where(freedom > 0, stats.t.ppf((1 + CONFIDENCE) / 2, np.maximum(freedom, 1)), nan)
 
@@ -97,7 +97,7 @@ def geometric_interval(values: ArrayLike) -> Interval:
 def band(values: ArrayLike) -> tuple[Floats, Floats, Floats]:
     """Mean and both ends of the interval at each point; ``values`` has a row for each seed, NaN where there is none.
 
-    Of positive values the low end stays positive too: where it would not, it is the smallest value. (An error cannot
+    For positive values the low end is positive too: otherwise it is replaced by the smallest value. (An error cannot
     be negative, and on a logarithmic axis such a band would have no lower edge.)
     """
     values = np.atleast_2d(np.asarray(values, dtype=float))
@@ -114,7 +114,7 @@ def band(values: ArrayLike) -> tuple[Floats, Floats, Floats]:
 
 
 def paired(values: Sequence[float], others: Sequence[float]) -> Paired:
-    """Compare two methods over the seeds they share; NaN stands for a run that diverged.
+    """Compare two methods over their common seeds; NaN stands for a run that diverged.
 
     >>> paired([1.0, 2.0], [2.0, 4.0]).estimate.mean
     0.5
@@ -145,7 +145,7 @@ def signed_rank(differences: ArrayLike) -> float:
 
 
 def value_at(positions: ArrayLike, values: ArrayLike, limit: float) -> float:
-    """What was reached at a limit (of steps or seconds): the last value at or before it, NaN if there was none yet.
+    """The value at a limit of steps or seconds: the last one at or before it, NaN if there is none.
 
     >>> value_at([10, 20, 30], [3.0, 2.0, 1.0], limit=25)
     2.0
@@ -164,7 +164,7 @@ def on_grid(positions: ArrayLike, values: ArrayLike, grid: ArrayLike) -> Floats:
 
 
 def thinned(positions: ArrayLike, most: int) -> Floats:
-    """At most so many of the positions, evenly chosen, both ends among them.
+    """At most ``count`` of the positions, evenly spaced, including both ends.
 
     >>> thinned([1, 2, 3, 4, 5, 6, 7], 3)
     array([1., 4., 7.])

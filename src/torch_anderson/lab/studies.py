@@ -1,6 +1,6 @@
-"""Short runs that test the paper's further claims: which, for which claim, and the commands that make them.
+"""Short runs that test further claims of the paper, and the commands that make them.
 
-They are a quarter of the paper profile's length or less, on a few seeds: what they test are trends of a factor of two
+They have a quarter of the length of the paper profile or less, and a few seeds, to test trends of a factor of two
 and more. All together take about 15 minutes on one core.
 """
 
@@ -15,7 +15,7 @@ from .runner import Spec
 
 @dataclass(frozen=True)
 class Part:
-    """Methods on a task with some settings fixed and some swept, each combination once a seed."""
+    """Methods on a task with some settings fixed and some swept; each combination is run once per seed."""
 
     methods: tuple[str, ...]
     fixed: Mapping[str, Any]
@@ -28,7 +28,7 @@ class Part:
             yield {**self.fixed, **dict(zip(self.sweep, values, strict=True))}
 
     def command(self, seeds: Sequence[int]) -> str:
-        """What makes these runs and no others."""
+        """The command that makes exactly these runs."""
         words = ["torch-anderson run", self.task, "--method", *self.methods, f"--seeds {seed_ranges(seeds)}"]
         words += ["--profile paper", "--set", *(f"{name}={value}" for name, value in self.fixed.items())]
         if self.sweep:
@@ -45,7 +45,7 @@ class Study:
     seeds: Sequence[int] = range(10, 15)
 
     def specs(self) -> list[Spec]:
-        """All runs, seed by seed, so that one that is cut short has whole seeds."""
+        """All runs, seed by seed, so that an interrupted study has complete seeds."""
         return [
             Spec(part.task, method, seed, overrides=overrides)
             for seed in self.seeds
@@ -55,26 +55,26 @@ class Study:
         ]
 
     def commands(self) -> list[str]:
-        """The same as commands of ``torch-anderson run``."""
+        """Commands of ``torch-anderson run`` that make these runs."""
         return [part.command(self.seeds) for part in self.parts]
 
 
 SHORT = {"steps": 3750}
 """A quarter of the paper profile of admissions."""
 HARD = SHORT | {"relaxation": 1.0}
-"""The jumps in full: the paper's 0.1 there is mostly a smaller learning rate."""
+"""Full jumps: the paper's relaxation of 0.1 is mostly a smaller learning rate."""
 WIDE = {"steps": 500, "width": 128}
-"""Wide enough for the arithmetic to outweigh the calls; long enough for histories to fill before time is taken."""
+"""Wide enough for arithmetic to dominate the calls; long enough for histories to fill before times are measured."""
 
 
 def each(period: int) -> dict[str, int]:
-    """Store and accelerate so often."""
+    """Settings that store and accelerate every ``period`` steps."""
     return {"period": period, "store_period": period}
 
 
 STUDIES = {
     "batch-size": Study(
-        "Oscillations against batch size, and what they do to the gain of Anderson.",
+        "Oscillations against batch size, and their effect on the gain of Anderson.",
         (
             Part(("base",), SHORT, {"batch_size": (10, 20, 40, 80, 160)}),
             Part(("anderson",), HARD | {"period": 10}, {"batch_size": (10, 40, 160)}),
@@ -89,7 +89,7 @@ STUDIES = {
         range(10, 13),
     ),
     "average-window": Study(
-        "Oscillations and speed against the window of the average, and those of the learning rate it amounts to.",
+        "Oscillations and speed against the window of the average, and at the equivalent learning rate.",
         (
             Part(("base",), SHORT | {"evaluate_every": 5}),
             Part(("average", "matched-average"), SHORT | {"evaluate_every": 5}, {"average_window": (2, 5, 10, 20)}),

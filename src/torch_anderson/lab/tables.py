@@ -1,4 +1,4 @@
-"""The tables of a report, as data frames: numbers in their columns, one row a method and metric."""
+"""The tables of a report, as data frames: one row per method and metric."""
 
 from collections.abc import Iterable
 from math import isfinite
@@ -11,7 +11,7 @@ from .claims import Verdict
 from .comparison import BUDGETS, TIME, Comparison, Group, Trace
 
 CAUSES = ("attempted", "accepted", "rejected_", "skipped_", "averag", "restarts", "extra_evaluations")
-"""Counters of the acceleration that are shown, by how their names begin."""
+"""Prefixes of the counters that are shown."""
 Row = dict[str, Any]
 
 
@@ -50,7 +50,7 @@ def time_ratio(task: Comparison, group: Group) -> st.Interval:
 def paired_table(task: Comparison) -> pd.DataFrame:
     """Each method against its base, seed by seed, at equal gradient evaluations and at equal time.
 
-    Equal means: when the first of the two had ended. Of both, the last evaluation until then counts.
+    They are compared at the end of the shorter run, by the last evaluations until then.
     """
     rows = []
     for group in task.groups:
@@ -72,7 +72,7 @@ def _paired_row(task: Comparison, group: Group, base: Group, metric: str, budget
 
 
 def _pair(trace: Trace, other: Trace, metric: str, budget: str) -> tuple[float, float] | None:
-    """The metric of both when the first had ended; None if one had not been evaluated by then."""
+    """The metric of both at the end of the shorter run; None if one had not been evaluated by then."""
     if trace.run.diverged or other.run.diverged:  # NaN for the one, its end for the other
         return trace.value(metric), other.value(metric)
     limit = min(trace.end(budget), other.end(budget))
@@ -81,7 +81,7 @@ def _pair(trace: Trace, other: Trace, metric: str, budget: str) -> tuple[float, 
 
 
 def acceptance_table(task: Comparison) -> pd.DataFrame:
-    """What became of the accelerations: counts a run, mean over the seeds. Causes that never occurred are left out."""
+    """Outcomes of the accelerations: counts per run, mean over seeds. Causes that never occurred are left out."""
     rows = []
     for group in task.groups:
         stats = pd.DataFrame([trace.run.summary["stats"] for trace in group.traces])
@@ -94,7 +94,7 @@ def acceptance_table(task: Comparison) -> pd.DataFrame:
 
 
 def runs_table(task: Comparison) -> pd.DataFrame:
-    """How each run ended: what all other tables are made from."""
+    """The end of each run, from which all other tables are made."""
     rows = []
     for trace in (trace for group in task.groups for trace in group.traces):
         config, summary = trace.run.config, trace.run.summary

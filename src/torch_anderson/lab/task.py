@@ -1,4 +1,4 @@
-"""What a task is: settings, and the live problem that a seed makes of them.
+"""Tasks: settings, and the problem that they define with a seed.
 
 To add a task, subclass ``Task`` and ``Problem`` in a module of ``tasks/`` and name it in the table there.
 """
@@ -17,7 +17,7 @@ from torch_anderson import Anderson, MovingAverage
 from .ranges import check_ranges
 
 Metrics = dict[str, float]
-NOT_SETTINGS = ("base", "average", "storage", "process_group")
+NOT_SETTINGS = ("base", "residual", "average", "storage", "process_group")
 """Parameters of ``Anderson`` that no setting of a task is named after."""
 SHARED_OPTIONS = tuple(name for name in signature(Anderson).parameters if name not in NOT_SETTINGS)
 """Options of ``Anderson`` that are settings of a task by the same name."""
@@ -26,7 +26,7 @@ ANDERSON_SETTINGS = (*SHARED_OPTIONS, "average_window", "average_tolerance", "av
 
 
 class Problem(ABC):
-    """One task with one seed: a model with its first weights, and data. The same for every method."""
+    """A task with a seed: a model with its initial weights, and data; the same for every method."""
 
     model: nn.Module
 
@@ -34,7 +34,7 @@ class Problem(ABC):
     def loss(self, step: int) -> Tensor:
         """The training loss on the batch that belongs to this step (from 0), at the model's present weights.
 
-        The batch depends on the seed and the step alone, so that all methods see the same ones and a run can resume.
+        The batch depends only on the seed and the step, so that all methods use the same ones and a run can be resumed.
         """
 
     @abstractmethod
@@ -60,12 +60,12 @@ class Problem(ABC):
 
 @dataclass(frozen=True, kw_only=True)
 class Task(ABC):
-    """Settings of a task: the defaults are those of the ``paper`` profile, ``quick`` says what is smaller there."""
+    """Settings of a task. The defaults are those of the ``paper`` profile; ``quick`` has those that differ."""
 
     name: ClassVar[str]
-    """As on the command line."""
+    """The name on the command line."""
     title: ClassVar[str]
-    """As in headings."""
+    """The title in headings."""
     metric: ClassVar[str]
     """The metric that methods are compared by; lower is better."""
     metrics: ClassVar[Mapping[str, str]]
@@ -84,7 +84,7 @@ class Task(ABC):
     decay_factor: float = 1.0
     """The learning rate is multiplied by this ..."""
     decay_every: int = 0
-    """... after every so many steps; 0 for never."""
+    """... after every ``decay_every`` steps; 0 for never."""
     evaluate_every: int = 10
     """Steps between two evaluations."""
     optimizer: str = "adam"
@@ -107,9 +107,7 @@ class Task(ABC):
     average_criterion: str = "paper"
     safeguard: str | None = "residual"
     warmup: int = 0
-    residual_steps: int = 1
-    regularization: float | None = 1e-12
-    """None for the library's own choice, which depends on the noise where ``residual_steps`` is above 1."""
+    regularization: float = 1e-12
     max_jump: float = 2.0
 
     def __post_init__(self) -> None:
@@ -126,8 +124,9 @@ class Task(ABC):
         return self.decay_factor ** (step // self.decay_every) if self.decay_every else 1.0
 
     def anderson_options(self) -> dict[str, Any]:
-        """The options of ``Anderson`` that the settings amount to, the average included."""
-        return {name: getattr(self, name) for name in SHARED_OPTIONS} | {"average": self.average}
+        """The options of ``Anderson`` that the settings amount to: the paper's method, with its average."""
+        shared = {name: getattr(self, name) for name in SHARED_OPTIONS}
+        return {"residual": "step", "average": self.average} | shared
 
     @property
     def average(self) -> MovingAverage | None:

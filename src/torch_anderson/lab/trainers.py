@@ -179,7 +179,7 @@ class AveragingTrainer(Trainer):
         self.average, self.start = average, start
 
     def step(self, problem: Problem, step: int) -> tuple[float, float]:
-        """The base's step; then the average takes in the new weights."""
+        """Make the base's step and update the average."""
         outcome = super().step(problem, step)
         if step >= self.start:
             self.average.update_parameters(self.model)
@@ -187,7 +187,7 @@ class AveragingTrainer(Trainer):
 
     @contextmanager
     def evaluation_weights(self) -> Iterator[None]:
-        """The average, once there is one."""
+        """The evaluation weights: the average, once there is one."""
         if not self.average.n_averaged:
             yield
             return
@@ -195,24 +195,24 @@ class AveragingTrainer(Trainer):
             yield
 
     def state_dict(self) -> dict[str, Any]:
-        """The same with the average."""
+        """The state, including the average."""
         return super().state_dict() | {"average": self.average.state_dict()}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """The same with the average."""
+        """Load the state, including the average."""
         super().load_state_dict(state)
         self.average.load_state_dict(state["average"])
 
 
 class LookaheadTrainer(Trainer):
-    """Slow weights that go a part of the way each time the fast ones have made some steps (Zhang et al. 2019)."""
+    """Slow weights that move a part of the way towards the fast ones every few steps (Zhang et al. 2019)."""
 
     def __init__(self, task: Task, model: nn.Module, optimizer: Optimizer) -> None:
         super().__init__(task, model, optimizer)
         self.slow = [parameter.detach().clone() for parameter in model.parameters()]
 
     def step(self, problem: Problem, step: int) -> tuple[float, float]:
-        """The base's step; every few steps both kinds of weights meet."""
+        """Make the base's step; every few steps, update the slow weights and copy them to the model."""
         outcome = super().step(problem, step)
         if (step + 1) % LOOKAHEAD_STEPS == 0:
             fast = [parameter.detach() for parameter in self.model.parameters()]
@@ -225,11 +225,11 @@ class LookaheadTrainer(Trainer):
         return swapped(self.model, self.slow)
 
     def state_dict(self) -> dict[str, Any]:
-        """The same with the slow weights."""
+        """The state, including the slow weights."""
         return super().state_dict() | {"slow": self.slow}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """The same with the slow weights."""
+        """Load the state, including the slow weights."""
         super().load_state_dict(state)
         torch._foreach_copy_(self.slow, state["slow"])
 
@@ -290,11 +290,11 @@ class LBFGSTrainer(Trainer):
         return self.lbfgs.step(closure).item(), evaluations
 
     def state_dict(self) -> dict[str, Any]:
-        """The same with L-BFGS."""
+        """The state, including that of L-BFGS."""
         return super().state_dict() | {"lbfgs": self.lbfgs.state_dict()}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """The same with L-BFGS."""
+        """Load the state, including that of L-BFGS."""
         super().load_state_dict(state)
         self.lbfgs.load_state_dict(copy.deepcopy(state["lbfgs"]))
 

@@ -1,4 +1,4 @@
-"""Find the learning rates of the base and its peers: same rates, same seeds and same length for each."""
+"""Tuning of learning rates: the same rates, seeds and length for each method."""
 
 import json
 import math
@@ -18,7 +18,7 @@ FACTORS = (0.1, 0.3, 1.0, 3.0)
 SEEDS = range(100, 105)
 """Not among the seeds that are reported."""
 SHORTER = 4
-"""Tuning runs have this fraction of the length, schedule included."""
+"""Tuning runs are shorter by this factor, including the schedule."""
 
 
 def specs(task: str) -> list[Spec]:
@@ -38,8 +38,8 @@ def specs(task: str) -> list[Spec]:
 
 
 def best_rates(task: str, results: Path) -> dict[str, Any]:
-    """The task's entry in the table of tuned rates, from the runs of ``specs``: of each method the rate with the lowest
-    mean over the seeds. A rate at which a run diverged is out."""
+    """The task's entry in the table of tuned rates, from the runs of ``specs``: for each method the rate with the
+    lowest mean over seeds. Rates at which a run diverged are excluded."""
     tried: dict[str, dict[float, list[float]]] = {}
     for spec in specs(task):
         by_rate = tried.setdefault(spec.method, {})
@@ -60,13 +60,13 @@ def best_rates(task: str, results: Path) -> dict[str, Any]:
 
 
 def final_metric(spec: Spec, results: Path) -> float:
-    """The metric that the task is judged by at the end of a run; infinite if it diverged."""
+    """The final value of the task's metric; infinite if the run diverged."""
     run = load_run(spec.folder(results))
     return math.inf if run.diverged else float(run.summary["final"][spec.resolve().metric])
 
 
 def save(task: str, entry: Mapping[str, Any], path: Path = TABLE) -> None:
-    """Put a task's entry into the table of tuned rates."""
+    """Write a task's entry to the table of tuned rates."""
     kept = json.loads(path.read_text()) if path.exists() else {}
     write_json(path, kept | {task: entry})
     table.cache_clear()

@@ -8,7 +8,7 @@ from typing import Any
 from .task import Task
 
 TABLE = Path(__file__).with_name("tuned.json")
-"""What ``torch-anderson tune --save`` found: task -> method -> learning rate, beside how it was measured."""
+"""Results of ``torch-anderson tune --save``: task -> method -> learning rate, and how it was measured."""
 
 
 @cache
@@ -18,7 +18,7 @@ def table() -> dict[str, Any]:
 
 
 def tuned_rate(task: Task, method: str) -> float:
-    """The tuned learning rate of a method; the task's own where none was tuned, or where it was set to another."""
+    """The tuned learning rate of a method; that of the task if none was tuned, or if it was set explicitly."""
     if task.learning_rate != task.__dataclass_fields__["learning_rate"].default:
         return task.learning_rate
     rates = table().get(task.name, {}).get("rates", {})

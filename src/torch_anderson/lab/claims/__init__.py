@@ -1,7 +1,7 @@
-"""The paper's claims, each with a verdict that is worked out from runs on disk.
+"""The paper's claims, each with a verdict that is computed from runs on disk.
 
 Every claim is a function of the runs: it picks those it needs, compares over seeds with 95 % intervals, and decides by
-the rule in its docstring, which is shown beside the numbers. Where runs are missing it says which command makes them.
+the rule in its docstring, which is shown with the numbers. If runs are missing, it names the command that makes them.
 """
 
 from collections.abc import Sequence

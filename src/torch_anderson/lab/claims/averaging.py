@@ -27,7 +27,7 @@ from .verdict import Claims, Finding
 
 TASK = "admissions"
 TARGET = 1.5
-"""Times the lowest validation MSE of base: what has to be reached."""
+"""The target, in units of the lowest validation MSE of base."""
 CLAIMS = Claims()
 
 
@@ -35,7 +35,7 @@ CLAIMS = Claims()
     "average: lowers the variance", "Section Moving average", "Var of the averaged weights is below Var of the weights."
 )
 def lowers_variance(runs: Sequence[Run]) -> Finding:
-    """The variance of the weights is seen in the late oscillation of the validation MSE. Reproduced if at each
+    """The variance of the weights is measured by the late oscillation of the validation MSE. Reproduced if at each
     window the interval of its ratio, average to base, lies below 1.
     """
     groups, base = windows(runs)
@@ -55,13 +55,13 @@ def windows(runs: Sequence[Run]) -> tuple[dict[int, BySeed], BySeed]:
 
 
 def against_control(runs: Sequence[Run], window: int, group: BySeed) -> str:
-    """Average against the base at the learning rate to which it amounts, by the oscillation."""
+    """Average against the base at the equivalent learning rate, by the oscillation."""
     controls = [run for run in alike(runs, "matched-average", group) if setting(run, "average_window") == window]
     return explain(compare(f"average over {window} to matched base", group, by_seed(controls), AMPLITUDE))
 
 
 def variance_ratio(window: int) -> float:
-    """Var of the mean over Var of the iterate as the paper's two formulas have it, for noise of equal variance.
+    """Var of the mean over Var of the iterate by the paper's two formulas, for noise of equal variance.
 
     >>> [round(variance_ratio(t), 3) for t in (2, 5, 10)]
     [0.125, 0.24, 0.285]
@@ -70,7 +70,7 @@ def variance_ratio(window: int) -> float:
 
 
 def walk_variance_ratio(window: int) -> float:
-    """The same for the noise of ``window`` steps as it enters both: the mean weighs the i-th latest step by i / t.
+    """This ratio for the noise of the last ``window`` steps in both: the mean weights the i-th latest step by i / t.
 
     >>> [round(walk_variance_ratio(t), 3) for t in (2, 5, 10)]
     [0.625, 0.44, 0.385]
@@ -86,15 +86,15 @@ def walk_variance_ratio(window: int) -> float:
 def variance_formula(runs: Sequence[Run]) -> Finding:
     """The paper's equations give (t-1)(2t-1)/(6t²) for equal noise. Reproduced if at each window the interval of the
     squared ratio of late oscillation, average to base, is within a factor of two of that. (The variance of the weights
-    was not measured: a small oscillation of theirs shows in the validation MSE in proportion. Near a minimum it shows
-    by its square; refuted only if the ratio itself, not squared, does not fit either.)
+    was not measured: the validation MSE varies in proportion to a small oscillation of the weights, and near a minimum
+    with its square. Refuted only if the ratio without squaring does not fit either.)
     """
     groups, base = windows(runs)
     plain = {t: compare("", group, base, AMPLITUDE).ratio for t, group in groups.items()}
     ratios = {t: squared(ratio) for t, ratio in plain.items()}
     texts = (
-        f"t = {t}: measured {shown(ratio)}, not squared {plain[t].mean:.3g}, formula {variance_ratio(t):.3g}, with the "
-        f"noise of the same steps in both {walk_variance_ratio(t):.3g}, independent iterates {1 / t:.3g}."
+        f"t = {t}: measured {shown(ratio)}, not squared {plain[t].mean:.3g}, formula {variance_ratio(t):.3g}, "
+        f"corrected for the same steps in both {walk_variance_ratio(t):.3g}, independent iterates {1 / t:.3g}."
         for t, ratio in ratios.items()
     )
     at = [float(t) for t in ratios]
@@ -127,7 +127,7 @@ def window_variance(runs: Sequence[Run]) -> Finding:
     """Reproduced if the exponent of the late oscillation against the window has an interval below 0."""
     groups, _ = windows(runs)
     found = studied_trend(groups, AMPLITUDE.of, "average-window")
-    own = f"By the paper's own formula the ratio rises with t, from {variance_ratio(2):.3g} at 2 towards 1/3."
+    own = f"By the paper's formula the ratio rises with t, from {variance_ratio(2):.3g} at 2 towards 1/3."
     figure = trend_figure("Oscillation against the window", "average_window", AMPLITUDE.label, measured=found.line)
     return Finding(found.slope.below(0), f"Oscillation {found} {own}", figure)
 
@@ -150,7 +150,7 @@ def window_slows(runs: Sequence[Run]) -> Finding:
     beside = trend(controls, lambda run: steps_to_target(run, base[run.seed]))
     lines = {"average": found.line} | ({"matched base": beside.line} if beside else {})
     figure = trend_figure("Steps to the target against the window", "average_window", "steps", **lines)
-    text = f" Base at the learning rate it amounts to: {beside}" if beside else ""
+    text = f" Base at the equivalent learning rate: {beside}" if beside else ""
     return Finding(found.slope.above(0), f"Steps {found}{text}", figure)
 
 

@@ -30,9 +30,9 @@ from .verdict import Claims, Curve, Finding
 
 TASK = "admissions"
 TOLERANCE = 0.25
-"""By how much a measured exponent may exceed that of an upper bound."""
+"""Amount by which a measured exponent may exceed that of an upper bound."""
 RESTORED = 1.1
-"""Times the base's cost."""
+"""Largest ratio to the base's cost that counts as restored."""
 STUDY = "cost"
 CLAIMS = Claims()
 
@@ -121,7 +121,7 @@ def cost_formula(runs: Sequence[Run]) -> Finding:
 
 
 def overhead(measured: Sequence[Point]) -> tuple[list[float], list[float]]:
-    """What an acceleration at each step adds, in milliseconds, by history_size."""
+    """Milliseconds that an acceleration at each step adds, by history_size."""
     base = measured[0].seconds
     extra = [(float(p.size), 1e3 * (p.seconds - base)) for p in measured[1:] if p.period == 1 and p.seconds > base]
     return [size for size, _ in extra], [milliseconds for _, milliseconds in extra]
@@ -137,7 +137,7 @@ def exponent_text(measured: Sequence[Point]) -> str:
 
 
 def within_bound(measured: Sequence[Point]) -> bool | None:
-    """Whether the overhead grows no faster than m²; None where it was not measured at two sizes."""
+    """Whether the overhead grows no faster than m²; None if it was measured at fewer than two sizes."""
     at, extra = overhead(measured)
     if len(at) < 2:
         return None

@@ -1,7 +1,6 @@
-"""From runs to numbers: which runs a claim is judged by, and comparisons over seeds.
+"""From runs to numbers: selection of the runs for a claim, and comparisons over seeds.
 
-A run that diverged counts as worst wherever a quality is compared, as ten times the worst value among those it is
-compared with, and is never left out.
+A run that diverged is never left out: in comparisons it counts as ten times the worst value of the other runs.
 """
 
 from collections import defaultdict
@@ -19,14 +18,14 @@ from .measures import Measure
 from .verdict import Curve, Missing
 
 LEAST_SEEDS = 3
-"""Below so many seeds nothing is decided."""
+"""With fewer seeds nothing is decided."""
 PENALTY = 10.0
 BOTH = "anderson+average"
 
 BySeed = dict[int, Run]
 
 
-# Which runs.
+# Selecting runs.
 
 
 def select(runs: Sequence[Run], task: str, method: str) -> list[Run]:
@@ -35,12 +34,12 @@ def select(runs: Sequence[Run], task: str, method: str) -> list[Run]:
 
 
 def by_seed(runs: Sequence[Run]) -> BySeed:
-    """The same runs, by their seed."""
+    """The runs by seed."""
     return {run.seed: run for run in runs}
 
 
 def same_problem(runs: Sequence[Run], like: Run) -> list[Run]:
-    """The runs with the same task and settings, those of Anderson aside."""
+    """The runs with the same task and the same settings except those of Anderson."""
     wanted = problem(like)
     return [run for run in runs if problem(run) == wanted]
 
@@ -52,19 +51,19 @@ def alike(runs: Sequence[Run], method: str, like: BySeed) -> list[Run]:
 
 
 def shared(runs: BySeed, others: BySeed) -> BySeed:
-    """Those of the runs whose seed the others have too."""
+    """The runs whose seed is also among the others."""
     return {seed: run for seed, run in runs.items() if seed in others}
 
 
 def setting(run: Run, name: str) -> Any:
-    """One of the run's settings; None if its task has no such."""
+    """A setting of the run; None if its task does not have it."""
     return run.config["settings"].get(name)
 
 
 def sweep(runs: Sequence[Run], *names: str) -> dict[Any, BySeed]:
-    """The runs by their value of the first setting named, all else equal but for the others named.
+    """The runs by their value of the first setting; they may also differ in the other settings named, but in no more.
 
-    Of several such families it is the one with most values, then with most runs.
+    If there are several such families, it is the one with most values, then with most runs.
     """
     families: dict[str, list[Run]] = defaultdict(list)
     for run in runs:
@@ -91,7 +90,7 @@ def from_study(name: str, why: str) -> Missing:
 
 
 def every(outcomes: Iterable[bool | None]) -> bool | None:
-    """Whether all hold: one that is refuted decides, else one that is open leaves it open.
+    """Whether all hold: False if one is refuted, otherwise None if one is open.
 
     >>> every([True, None]), every([None, False]), every([True, True])
     (None, False, True)
@@ -109,9 +108,9 @@ class Comparison:
     lower: int
     """Seeds on which it is below 1."""
     largest: float
-    """On any seed: a mean hides a run that went astray without diverging."""
+    """The largest ratio on any seed: a mean can hide a single bad run."""
     diverged: int
-    """Runs that have no such measure because they diverged."""
+    """Number of runs without this measure because they diverged."""
 
     def __str__(self) -> str:
         text = f"Ratio of {self.text}: {shown(self.ratio)}, below 1 on {self.lower}, at most {self.largest:.3g}."
@@ -119,7 +118,7 @@ class Comparison:
 
 
 def compare(text: str, runs: BySeed, others: BySeed, measure: Measure) -> Comparison:
-    """The ratio over the seeds that both have."""
+    """The ratio over the common seeds."""
     seeds = sorted(runs.keys() & others.keys())
     measured = [[measure.of(side[seed]) for seed in seeds] for side in (runs, others)]
     values, lost = penalised(measured), int((~np.isfinite(measured)).sum())
@@ -129,7 +128,7 @@ def compare(text: str, runs: BySeed, others: BySeed, measure: Measure) -> Compar
 
 
 def penalised(values: Sequence[float] | Sequence[Sequence[float]]) -> NDArray[np.float64]:
-    """The values with ten times the worst in place of those that are not finite, and none of them zero."""
+    """The values, with those that are not finite replaced by ten times the worst, and zeros by the smallest number."""
     array = np.asarray(values, dtype=float)
     worst = array[np.isfinite(array)].max(initial=np.finfo(float).tiny)
     return np.where(np.isfinite(array), array, PENALTY * worst).clip(min=np.finfo(float).tiny)
@@ -137,7 +136,7 @@ def penalised(values: Sequence[float] | Sequence[Sequence[float]]) -> NDArray[np
 
 @dataclass(frozen=True)
 class Trend:
-    """How a measure goes with a setting: the slope in logarithms over seeds, and the mean at each value."""
+    """How a measure depends on a setting: the slope in logarithms over seeds, and the mean at each value."""
 
     slope: Interval
     points: dict[float, Interval]
@@ -150,26 +149,26 @@ class Trend:
 
     @property
     def line(self) -> tuple[list[float], list[float]]:
-        """The means, to be drawn."""
+        """The means, for a figure."""
         return list(self.points), [point.mean for point in self.points.values()]
 
 
 def trend(groups: Mapping[Any, BySeed], of: Callable[[Run], float]) -> Trend | None:
-    """The trend over the seeds that all positive values share; none below two values or three seeds."""
+    """The trend over the seeds that all positive values share; None with fewer than two values or three seeds."""
     groups = {value: runs for value, runs in groups.items() if value > 0}
     seeds = sorted(set.intersection(*(set(runs) for runs in groups.values()))) if groups else []
     if len(groups) < 2 or len(seeds) < LEAST_SEEDS:
         return None
     measured = [[of(runs[seed]) for runs in groups.values()] for seed in seeds]
     values, lost = penalised(measured), int((~np.isfinite(measured)).sum())
-    # Rounded, or what is the same at all values would have a slope of 1e-17 with no uncertainty.
+    # Rounded: a measure that is equal at all values would otherwise have a slope of 1e-17 with no uncertainty.
     slopes = np.polyfit(np.log(list(groups)), np.log(values).T, 1)[0].round(9)
     points = dict(zip(groups, map(geometric_interval, values.T), strict=True))
     return Trend(interval(slopes), points, lost)
 
 
 def studied(runs: Sequence[Run], study: str, task: str, method: str, *names: str) -> dict[Any, BySeed]:
-    """The sweep over a setting; raises ``Missing`` where it has less than two values."""
+    """The sweep over a setting; raises ``Missing`` if it has fewer than two values."""
     found = sweep(select(runs, task, method), *names)
     if len(found) < 2:
         raise from_study(study, f"No runs of {method} on {task} with two values of {names[0]}.")
@@ -177,7 +176,7 @@ def studied(runs: Sequence[Run], study: str, task: str, method: str, *names: str
 
 
 def studied_trend(groups: Mapping[Any, BySeed], of: Callable[[Run], float], study: str) -> Trend:
-    """The trend; raises ``Missing`` where seeds are too few."""
+    """The trend; raises ``Missing`` if there are too few seeds."""
     found = trend(groups, of)
     if found is None:
         raise from_study(study, f"Fewer than {LEAST_SEEDS} seeds at each value.")
@@ -188,7 +187,7 @@ def studied_trend(groups: Mapping[Any, BySeed], of: Callable[[Run], float], stud
 
 
 def paper_pair(runs: Sequence[Run], task: str, method: str, other: str, measure: Measure) -> Comparison:
-    """Two methods in the paper profile; raises ``Missing``, with what the quick profile shows where it was run."""
+    """Two methods in the paper profile; raises ``Missing``, with the results of the quick profile if there are any."""
     found = {profile: pair(runs, task, method, other, measure, profile) for profile in ("paper", "quick")}
     if found["paper"].ratio.count >= LEAST_SEEDS:
         return found["paper"]
@@ -200,7 +199,7 @@ def paper_pair(runs: Sequence[Run], task: str, method: str, other: str, measure:
 
 
 def beside(runs: Sequence[Run], task: str, method: str, other: str, measure: Measure, **changed: Any) -> str:
-    """The same as a sentence, for runs with these settings changed; empty where there are no pairs."""
+    """A comparison as a sentence, for runs with these settings changed; empty if there are no pairs."""
     found = pair(runs, task, method, other, measure, "paper", **changed)
     return f" {found}" if found.ratio.count > 1 else ""
 
@@ -208,38 +207,38 @@ def beside(runs: Sequence[Run], task: str, method: str, other: str, measure: Mea
 def pair(
     runs: Sequence[Run], task: str, method: str, other: str, measure: Measure, profile: str, **changed: Any
 ) -> Comparison:
-    """Two methods in a profile, over the seeds they share."""
+    """Two methods in a profile, over their common seeds."""
     ours, theirs = (as_it_is(runs, task, name, profile, **changed) for name in (method, other))
     change = "".join(f" with {name}={value}" for name, value in changed.items())
     return compare(f"{method} to {other} on {task}{change}", ours, theirs, measure)
 
 
 def as_it_is(runs: Sequence[Run], task: str, method: str, profile: str = "paper", **changed: Any) -> BySeed:
-    """The runs of a profile with nothing, or just this, set differently."""
+    """The runs of a profile, with exactly these settings changed."""
     chosen = select(runs, task, method)
     return by_seed([run for run in chosen if run.config["profile"] == profile and run.config["overrides"] == changed])
 
 
 def control(runs: Sequence[Run], task: str, method: str, measure: Measure) -> str:
-    """A sentence about the base at the learning rate to which the method amounts."""
+    """A sentence about the base at the learning rate that is equivalent to the method."""
     full = all(setting(run, "relaxation") == 1 for run in as_it_is(runs, task, method).values())
-    # Anderson with full jumps has the base's speed: of both, that of the average is left.
+    # Anderson with full jumps has the speed of the base: what remains is that of the average.
     other = "matched-average" if method == BOTH and full else f"matched-{method}"
     return explain(pair(runs, task, method, other, measure, "paper"))
 
 
 def explain(against: Comparison) -> str:
-    """What a comparison with a control says about the effect."""
+    """The conclusion from a comparison with a control, in words."""
     if against.ratio.count < LEAST_SEEDS:
-        return "The control, base at the learning rate it amounts to, was not run or does not differ from base."
+        return "The control (base at the equivalent learning rate) was not run or does not differ from base."
     if against.ratio.below(1):
         return f"{against} So it is better than that control."
     shown_to_be = "not better" if against.ratio.below(1) is False else "not shown to be better"
-    return f"{against} So it is {shown_to_be} than that control: the learning rate alone may explain what it does."
+    return f"{against} So it is {shown_to_be} than that control: the learning rate alone may explain the effect."
 
 
 def shown(estimate: Interval) -> str:
-    """As in the tables."""
+    """An interval as in the tables."""
     return f"{estimate.mean:.3g} ({estimate.low:.3g} to {estimate.high:.3g}, {estimate.count} seeds)"
 
 

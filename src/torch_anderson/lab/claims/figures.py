@@ -13,7 +13,7 @@ from .measures import AMPLITUDE, FINAL, METRIC, RELATIVE_L2, evaluated
 from .verdict import Claims, Curve, Finding, Missing
 
 MARGIN = 1.25
-"""A ratio between its inverse and this is no difference."""
+"""A ratio between its inverse and this counts as no difference."""
 ORDER_OF_MAGNITUDE = 1 / sqrt(10)
 """Below this a ratio is nearer to a tenth than to one, on a logarithmic scale."""
 TASKS = ("admissions", "burgers2d", "burgers100d")
@@ -43,7 +43,7 @@ def admissions_average(runs: Sequence[Run]) -> Finding:
 
 
 def least_squares(runs: Sequence[Run]) -> str:
-    """What ordinary least squares reaches, beside the base's end and best: how much there was to gain."""
+    """The result of ordinary least squares with the base's final and best values: how much could be gained."""
     base = [run for run in as_it_is(runs, "admissions", "base").values() if not run.diverged]
     lines = [run.summary["references"].get("ordinary least squares", {}).get(METRIC) for run in base]
     known = [(run, line) for run, line in zip(base, lines, strict=True) if line is not None]
@@ -70,7 +70,7 @@ def burgers2d_anderson(runs: Sequence[Run]) -> Finding:
 )
 def burgers2d_oscillates(runs: Sequence[Run]) -> Finding:
     """Reproduced if, with Anderson and average, the rise in the half batch after a change exceeds the rise in the half
-    batch before the next one, and exceeds what base shows by the same measure: both intervals above 0. A rise is the
+    batch before the next one, and exceeds that of base by the same measure: both intervals above 0. A rise is the
     logarithm of the highest validation MSE over the one at the start, averaged over a run.
     """
     found = paper_pair(runs, "burgers2d", BOTH, "base", FINAL)
@@ -86,7 +86,7 @@ def burgers2d_oscillates(runs: Sequence[Run]) -> Finding:
 
 
 def excess_rise(run: Run) -> float:
-    """How much more it rises after a new batch than in the middle of one; NaN of a run without changes."""
+    """How much more the MSE rises after a new batch than in the middle of one; NaN for a run without changes."""
     hold, logs = batch_steps(run), np.log(evaluated(run))
     starts = range(hold, int(logs.index.max()) - hold + 1, hold)
     rises = [rise(logs, start, hold // 2) - rise(logs, start + hold // 2, hold // 2) for start in starts]
@@ -94,19 +94,19 @@ def excess_rise(run: Run) -> float:
 
 
 def rise(logs: pd.Series, start: int, length: int) -> float:
-    """From the last value at the start to the highest within ``length`` steps, as a logarithm."""
+    """Rise from the last value at the start to the highest within ``length`` steps, as a logarithm."""
     return float(logs[(logs.index > start) & (logs.index <= start + length)].max() - logs[logs.index <= start].iloc[-1])
 
 
 def batch_steps(run: Run) -> int:
-    """How many steps a batch is kept."""
+    """Number of steps for which a batch is kept."""
     if not setting(run, "hold"):
         raise Missing(f"{run.folder} has no changes of batch (hold).")
     return int(setting(run, "hold"))
 
 
 def change_figure(methods: dict[str, dict[int, Run]]) -> Curve:
-    """Around a change of batch, relative to the value at the change, averaged over changes and seeds."""
+    """Validation MSE around a change of batch, relative to its value there, averaged over changes and seeds."""
     lines = {}
     for method, runs in methods.items():
         mean = pd.concat([around_changes(run) for run in runs.values()]).groupby(level=0).mean()
@@ -145,7 +145,7 @@ def burgers100d_anderson(runs: Sequence[Run]) -> Finding:
 
 
 def zero_predictor(runs: Sequence[Run]) -> str:
-    """What predicting 0 would reach there: the paper's target is zero to the precision of the network."""
+    """The result of predicting 0: the paper's target is zero to the precision of the network."""
     for run in as_it_is(runs, "burgers100d", "base").values():
         for name, metrics in run.summary["references"].items():
             if "zero" in name and metrics.get(METRIC) is not None:
@@ -166,7 +166,7 @@ def burgers100d_average(runs: Sequence[Run]) -> Finding:
 
 
 def lower(runs: Sequence[Run], task: str, method: str, other: str) -> Finding:
-    """Whether a method ends lower than another; beside it, relative L2 error, the paper's activation, the control."""
+    """Whether a method ends lower than another; also the relative L2 error, the paper's activation, the control."""
     found = paper_pair(runs, task, method, other, FINAL)
     error = beside(runs, task, method, other, RELATIVE_L2)
     as_written = beside(runs, task, method, other, FINAL, activation="relu")
@@ -174,7 +174,7 @@ def lower(runs: Sequence[Run], task: str, method: str, other: str) -> Finding:
 
 
 IMAGENET = (
-    "Needs ImageNet-1k and ResNet-50 on 1,536 GPUs for 90 epochs; neither is to be had here, and one run has no "
+    "Needs ImageNet-1k and ResNet-50 on 1,536 GPUs for 90 epochs; neither is available here, and one run has no "
     "confidence interval. No smaller run decides it."
 )
 
@@ -221,7 +221,7 @@ def stabilises(runs: Sequence[Run]) -> Finding:
 )
 def restores(runs: Sequence[Run]) -> Finding:
     """Judged on those of admissions, burgers2d and burgers100d where Anderson alone is not shown to end below base
-    (interval of the ratio of final validation MSE not below 1): reproduced if Anderson with average is on each of them.
+    (interval of the ratio of final validation MSE not below 1): reproduced if Anderson with average is, on each.
     """
     alone = {task: paper_pair(runs, task, "anderson", "base", FINAL) for task in TASKS}
     hard = [task for task in TASKS if not alone[task].ratio.below(1)]

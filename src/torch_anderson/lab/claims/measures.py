@@ -1,4 +1,4 @@
-"""What is measured on a run: positive numbers, infinite where a run that diverged has none."""
+"""Measures of a run: positive numbers, infinite for a run that diverged."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -12,15 +12,15 @@ from ..results import Run
 from .verdict import Missing
 
 METRIC = "validation_mse"
-"""What the paper judges by; tasks may name another to compare methods by."""
+"""The metric of the paper; a task may compare methods by another one."""
 TAIL = 0.2
-"""The last part of a run, where its oscillations are measured; the first, where its time is not."""
+"""Share of a run: its oscillations are measured in the last part of this length, its time after the first."""
 MEDIAN_WINDOW = 21
-"""Evaluations; slower changes than that are no oscillations."""
+"""Number of evaluations; slower changes do not count as oscillations."""
 LEAST_AMPLITUDE = 1e-6
-"""Smaller ones are the rounding of weights in float32."""
+"""Smaller amplitudes are rounding errors of weights in float32."""
 CONDITION_LIMIT = float(np.finfo(float).eps ** -0.5)
-"""Larger condition numbers are out of reach of a Gram matrix in float64."""
+"""Larger condition numbers cannot be computed from a Gram matrix in float64."""
 
 
 @dataclass(frozen=True)
@@ -63,14 +63,14 @@ def training_loss(run: Run) -> float:
 
 
 def seconds_per_step(run: Run) -> float:
-    """CPU time of a step, the first fifth aside: there a process warms up and histories fill."""
+    """CPU time of a step, without the first fifth, in which the process warms up and the history fills."""
     later = run.steps[run.steps["step"] >= TAIL * run.summary["steps"]]
     spent = later["cpu_seconds"].iloc[-1] - later["cpu_seconds"].iloc[0]
     return float(spent / max(later["step"].iloc[-1] - later["step"].iloc[0], 1))
 
 
 def condition(run: Run) -> float:
-    """Median condition number of R, its columns scaled to length 1; what cannot be told from infinite is capped."""
+    """Median condition number of R with columns scaled to length 1, capped at ``CONDITION_LIMIT``."""
     if "condition_number" not in run.summary["stats"]:
         raise Missing(f"{run.folder} has no condition number.")
     return min(run.summary["stats"]["condition_number"] or CONDITION_LIMIT, CONDITION_LIMIT)

@@ -33,7 +33,7 @@ from .verdict import Claims, Finding
 
 TASK = "admissions"
 HARM = 1.25
-"""Ratio to base from which on harm is done."""
+"""Ratio to base above which a method does harm."""
 CLAIMS = Claims()
 
 
@@ -62,9 +62,9 @@ def oscillations_fall(runs: Sequence[Run]) -> Finding:
     "The amplitude of the oscillations is roughly inversely proportional to the size of the batch.",
 )
 def inversely_proportional(runs: Sequence[Run]) -> Finding:
-    """Reproduced if the interval of that exponent lies within -1.25 to -0.75: nearer to -1 than to -1/2, which is what
-    the standard deviation of a mean over independent samples has. (It is that of the validation MSE. Near a minimum, an
-    oscillation of the weights shows there by its square, and has half the exponent.)
+    """Reproduced if the interval of that exponent lies within -1.25 to -0.75: nearer to -1 than to -1/2, the exponent
+    of the standard deviation of a mean over independent samples. (The exponent is that of the validation MSE. Near a
+    minimum the MSE varies with the square of an oscillation of the weights, which then has half the exponent.)
     """
     groups = studied(runs, "batch-size", TASK, "base", "batch_size")
     found = studied_trend(groups, AMPLITUDE.of, "batch-size")
@@ -123,7 +123,7 @@ def collinearity_store_period(runs: Sequence[Run]) -> Finding:
 
 
 def collinearity(runs: Sequence[Run], name: str) -> Finding:
-    """How the condition number goes with a setting."""
+    """How the condition number depends on a setting."""
     groups = studied(with_full_jumps(runs, False), "collinearity", TASK, "anderson", name)
     found = studied_trend(groups, CONDITION.of, "collinearity")
     figure = trend_figure(f"Co-linearity against {name}", name, "condition number of R", measured=found.line)
@@ -147,12 +147,12 @@ def less_often(runs: Sequence[Run]) -> Finding:
 
 
 def with_full_jumps(runs: Sequence[Run], full: bool) -> list[Run]:
-    """Those with relaxation 1, which can blow up, or those with less."""
+    """The runs with relaxation 1, which can blow up, or those with less."""
     return [run for run in runs if (setting(run, "relaxation") == 1) == full]
 
 
 def beside_base(base: BySeed) -> str:
-    """Where base ends on the same problem."""
+    """A sentence on where base ends on the same problem."""
     ends = [final(run) for run in base.values() if not run.diverged]
     return f"Base ends at {shown(geometric_interval(ends))}." if len(ends) > 1 else ""
 
@@ -169,7 +169,7 @@ def safeguard_harmless(runs: Sequence[Run]) -> Finding:
     """
     found = guarded(runs, "residual")
     if not found:
-        raise from_study("stability", "No runs of anderson with safeguard=residual and of base with the same settings.")
+        raise from_study("stability", "No runs of anderson with safeguard=residual and of base.")
     harmed = [comparison for comparison in found if comparison.ratio.low > 1 and comparison.ratio.mean > HARM]
     texts = [f"Harm in {len(harmed)} of {len(found)} settings. The worst: {worst(found)}"]
     if unguarded := guarded(runs, None):
@@ -184,7 +184,7 @@ def worst(found: Sequence[Comparison]) -> Comparison:
 
 
 def guarded(runs: Sequence[Run], safeguard: str | None) -> list[Comparison]:
-    """Anderson with this safeguard against base, for each setting in which both were run often enough."""
+    """Anderson with this safeguard against base, for each setting with enough runs of both."""
     families: dict[str, list[Run]] = defaultdict(list)
     for run in runs:
         if is_guarded(run, safeguard):
@@ -200,7 +200,7 @@ def is_guarded(run: Run, safeguard: str | None) -> bool:
 
 
 def against_base(runs: Sequence[Run], family: BySeed) -> Comparison:
-    """Where runs of one setting end, against base on the same problem."""
+    """Final MSE of runs with one setting, against base on the same problem."""
     one = next(iter(family.values()))
     return compare(f"{one.variant} to base on {one.task}", family, by_seed(alike(runs, "base", family)), FINAL)
 
@@ -218,7 +218,7 @@ def infinite_period(runs: Sequence[Run]) -> Finding:
     base = by_seed(select(same_problem(runs, never[0]), TASK, "base")) if never else {}
     both = shared(by_seed(same_problem(never, never[0])), base) if never else {}
     if not both:
-        raise from_study("limit", "No runs of anderson with a period longer than the run, and of base beside them.")
+        raise from_study("limit", "No runs of anderson with a period longer than the run, and of base.")
     same = sum(run.summary["final"] == base[seed].summary["final"] for seed, run in both.items())
     return Finding(same == len(both), f"{same} of {len(both)} seeds end with the same metrics.")
 

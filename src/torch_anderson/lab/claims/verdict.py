@@ -1,4 +1,4 @@
-"""What a claim is, and what a verdict on it: how the pages see them."""
+"""Claims of the paper and verdicts on them, as the pages show them."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -8,7 +8,7 @@ from typing import Literal
 from ..results import Run
 
 Decision = Literal["reproduced", "not reproduced", "cannot be tested"]
-INCONCLUSIVE = "Inconclusive: the intervals allow the claim and its contrary."
+INCONCLUSIVE = "Inconclusive: the intervals allow both the claim and its opposite."
 
 
 @dataclass(frozen=True)
@@ -25,7 +25,7 @@ class Curve:
 
 @dataclass(frozen=True)
 class Verdict:
-    """A claim, whether the runs bear it out, and the numbers that say so."""
+    """A claim, whether the runs support it, and the numbers behind the verdict."""
 
     name: str
     source: str
@@ -33,20 +33,20 @@ class Verdict:
     claim: str
     verdict: Decision
     numbers: str
-    """What was measured and by which rule it was judged, or what to run."""
+    """What was measured and the rule that decides, or the command that makes the missing runs."""
     figure: Curve | None
     inconclusive: bool = False
-    """Whether it is not reproduced because the intervals allow both; else it is refuted."""
+    """Whether it is not reproduced because the intervals allow both; otherwise it is refuted."""
 
     @property
     def outcome(self) -> str:
-        """The verdict, and whether that is for want of evidence."""
+        """The verdict, and whether it is inconclusive."""
         return f"{self.verdict} (inconclusive)" if self.inconclusive else self.verdict
 
 
 @dataclass(frozen=True)
 class Finding:
-    """What the test of a claim found."""
+    """The result of testing a claim."""
 
     holds: bool | None
     """None where the intervals allow both."""
@@ -55,7 +55,7 @@ class Finding:
 
 
 class Missing(Exception):
-    """There are not the runs that a claim needs; the message says which, and the command that makes them."""
+    """Runs that a claim needs are missing; the message says which, and the command that makes them."""
 
     def __init__(self, why: str, *commands: str) -> None:
         super().__init__(f"{why} Run {' and '.join(f'`{command}`' for command in commands)}." if commands else why)
@@ -75,7 +75,7 @@ class Claim:
 
     @property
     def rule(self) -> str:
-        """When it counts as reproduced, in a sentence or two."""
+        """The rule by which it counts as reproduced, in a sentence or two."""
         return " ".join((getdoc(self.test) or "").split())
 
     def judge(self, runs: Sequence[Run]) -> Verdict:
@@ -91,10 +91,10 @@ class Claim:
 
 
 class Claims(list[Claim]):
-    """A table of claims, to which tests enter themselves."""
+    """A table of claims, to which a decorator adds tests."""
 
     def claim(self, name: str, source: str, text: str) -> Callable[[Test], Test]:
-        """Put the test below into the table."""
+        """Add the decorated test to the table."""
 
         def enter(test: Test) -> Test:
             self.append(Claim(name, source, text, test))

@@ -16,7 +16,7 @@ OK, BAD_INPUT = 0, 2
 
 
 def main(args: Sequence[str] | None = None) -> int:
-    """Carry out a command line; returns the exit code. What users can mend is told in a line, without a traceback."""
+    """Execute a command line; returns the exit code. Errors that users can fix are printed without a traceback."""
     logging.basicConfig(format="%(message)s")
     try:
         settings = tyro.cli(Settings, args=args, prog="torch_anderson.lab.imagenet")

@@ -1,4 +1,4 @@
-"""What the network sees of an image: a random part, perhaps mirrored, in training; the middle in validation."""
+"""Crops of an image: a random one, possibly mirrored, for training; the centre for validation."""
 
 import math
 
@@ -16,7 +16,7 @@ CENTRE = 224 / 256
 """The share of the shorter side that validation sees."""
 MEAN = 0.485, 0.456, 0.406
 DEVIATION = 0.229, 0.224, 0.225
-"""Of ImageNet's colours, of 1."""
+"""Mean and deviation of the colours of ImageNet, from 0 to 1."""
 
 Box = tuple[float, float, float, float]
 """Left, upper, right, lower."""

@@ -1,4 +1,4 @@
-"""Which images each process gets at each step. The order depends on the seed and the epoch alone."""
+"""The images of each process at each step. Their order depends only on the seed and the epoch."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -14,10 +14,10 @@ from .settings import BadSettings, Settings
 
 @dataclass
 class Order(Sampler[list[Key]]):
-    """The batches of one process, a list of keys a step.
+    """The batches of one process, a list of keys per step.
 
-    An epoch is one permutation of all images, the same for all processes, cut into steps and these into the
-    processes' shares; what is left at its end waits for the next epoch. It can begin anywhere, after so many images.
+    An epoch is one permutation of all images, the same for all processes, cut into steps, and these into the shares of
+    the processes. Images that do not fill the last step are left out. An epoch can start after any number of images.
     """
 
     images: int
@@ -39,7 +39,7 @@ class Order(Sampler[list[Key]]):
 
     @property
     def step(self) -> int:
-        """Images a step, over all processes."""
+        """Images per step, over all processes."""
         return self.batch_size * self.world
 
     @property
@@ -49,7 +49,7 @@ class Order(Sampler[list[Key]]):
         return self.step * (steps if self.limit is None else min(steps, self.limit))
 
     def steps(self, images: int) -> tuple[int, int]:
-        """Steps that so many images are, and steps of an epoch."""
+        """Steps of the images made so far, and of the whole epoch."""
         return images // self.step, self.end // self.step
 
     def __len__(self) -> int:
@@ -63,7 +63,7 @@ class Order(Sampler[list[Key]]):
 
 @dataclass
 class Share(Sampler[list[Key]]):
-    """The validation images of one process, in order; padded, so that all processes have as many batches."""
+    """The validation images of one process, in order; padded, so that all processes have the same number of batches."""
 
     images: int
     batch_size: int

@@ -1,7 +1,7 @@
 """Checkpoints of a run on many processes, by torch.distributed.checkpoint.
 
-A checkpoint is written into a folder `step-<number>.part`, which loses its suffix when all processes are done: who is
-killed in between leaves the last one as it was. Older ones are removed then.
+A checkpoint is written into a folder `step-<number>.part`, which loses its suffix when all processes are done: if
+one is killed before, the previous checkpoint is unchanged. Older ones are then removed.
 """
 
 import shutil
@@ -34,7 +34,7 @@ class Checkpoints:
         self.folder, self.model, self.optimizer = folder, model, optimizer
 
     def save(self, step: int, common: dict[str, Any], own: dict[str, float]) -> None:
-        """Make the checkpoint of a step, counted from the beginning of the run."""
+        """Write the checkpoint of a step, counted from the beginning of the run."""
         share_buffers(self.model)  # one process's copy is kept, and any may be asked for it
         final = self.folder / f"step-{step:09d}"
         part = final.with_suffix(PART)
@@ -46,7 +46,7 @@ class Checkpoints:
             remove(path for path in self.folder.glob("step-*") if path != final)
 
     def load(self, common: dict[str, Any], own: dict[str, float]) -> bool:
-        """Take up the latest checkpoint, into these dictionaries too; False if there is none."""
+        """Load the latest checkpoint, also into these dictionaries; False if there is none."""
         path = self.latest()
         if path is None:
             return False
@@ -85,7 +85,7 @@ def remove(folders: Iterable[Path]) -> None:
 
 
 def random_state() -> torch.Tensor:
-    """Of the generator on the CPU, and of the GPU's if there is one."""
+    """State of the random generators on the CPU, and on the GPU if there is one."""
     states = [torch.get_rng_state(), *([torch.cuda.get_rng_state()] if torch.cuda.is_available() else [])]
     return torch.cat(states)
 

@@ -1,14 +1,14 @@
-"""Where the time of training goes: laps, each of which ends where the next begins, so that nothing is left out.
+"""Time of training by phases; each ends where the next begins, so that nothing is left out.
 
-On a GPU a lap ends with an event in the stream, and is read later: training does not wait for the clock.
+On a GPU a phase ends with an event in the stream that is read later, so that training does not wait for it.
 
-Laps of a step:
+Phases of a step:
 
 - data: waiting for images and taking them to the device;
-- forward_backward: until the last gradients are ready (with FSDP2 its collectives are in it);
+- forward_backward: until the last gradients are ready (with FSDP2, including its collectives);
 - communication: with DDP, from there until they are summed over the processes, which the backward pass does not hide;
-- base_step: of the base optimizer, with the scaling of gradients;
-- acceleration: the rest of the optimizer's step, with the acceleration's own collectives.
+- base_step: the step of the base optimizer and the scaling of gradients;
+- acceleration: the rest of the optimizer's step, including the collectives of the acceleration.
 """
 
 import time
@@ -58,7 +58,7 @@ class Clock:
         return dict(self.seconds)
 
     def watch(self, optimizer: Optimizer) -> None:
-        """Have the base optimizer's own step told from what is done around it."""
+        """Measure the step of the base optimizer separately from the acceleration."""
         base = getattr(optimizer, "base", optimizer)
         before = "base_step" if base is optimizer else "acceleration"
         base.register_step_pre_hook(lambda *_: self.lap(before))

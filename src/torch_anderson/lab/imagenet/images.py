@@ -17,9 +17,9 @@ from .augmentation import centre_box, random_view, view
 
 SUFFIXES = {".jpg", ".jpeg", ".png", ".bmp", ".webp", ".ppm"}
 UNREADABLE = (OSError, SyntaxError, ValueError, Image.DecompressionBombError)
-"""What Pillow raises on damaged files."""
+"""Exceptions of Pillow for damaged files."""
 NO_LABEL = -1
-"""Of what is in a batch only to fill it."""
+"""Label of padding in a batch."""
 PADDING = -1
 LAYOUT = "Expected are folders {root}/train/<class>/ and {root}/val/<class>/ with images ({suffixes})."
 logger = logging.getLogger(__name__)
@@ -65,7 +65,7 @@ class Images(Dataset[Item]):
         return self.empty(skipped=1)
 
     def seen(self, image: Image.Image, key: Key) -> Tensor:
-        """What the network sees of an image."""
+        """The crop of an image that the network gets."""
         if self.augment:
             image = random_view(image, self.size, np.random.default_rng([self.seed, *key]))
         else:

@@ -1,4 +1,4 @@
-"""What a run tells: a line of JSON an epoch in a file, and its progress on the screen. Rank 0 alone speaks."""
+"""Records of a run: a line of JSON per epoch in a file, and progress on the screen. Only rank 0 writes."""
 
 import json
 import math
@@ -27,7 +27,7 @@ class Journal:
             self.check_settings()
 
     def check_settings(self) -> None:
-        """Keep the settings with the results; a run that was begun with others is not to be continued."""
+        """Store the settings with the results; refuse to continue a run with other settings."""
         path = self.settings.out / "settings.json"
         now = json.loads(json.dumps(asdict(self.settings), default=str))
         before = json.loads(path.read_text()) if path.exists() else now
@@ -41,7 +41,7 @@ class Journal:
         path.write_text(json.dumps(now | {"processes": dist.get_world_size()}, indent=1))
 
     def resumed(self, position: dict[str, Any]) -> None:
-        """Say where the run goes on, and forget epochs that will be made again."""
+        """Report where the run continues, and drop epochs that will be repeated."""
         tell(self.console, f"resumed in epoch {position['epoch']}, after step {position['step']}")
         if self.speaks and self.path.exists():
             lines = self.path.read_text().splitlines(keepends=True)

@@ -12,7 +12,7 @@ from torch_anderson import Anderson, MovingAverage, Storage
 from .settings import BadSettings, Settings
 
 NEVER = 2**62
-"""A warm-up that does not end: of Anderson, only its average takes effect."""
+"""A warm-up that does not end, so that only the average takes effect."""
 
 
 def make_optimizer(settings: Settings, parameters: Iterable[Tensor]) -> Optimizer:
@@ -27,7 +27,7 @@ def make_optimizer(settings: Settings, parameters: Iterable[Tensor]) -> Optimize
 
 def anderson_options(settings: Settings) -> dict[str, Any]:
     """The options of a method with acceleration, with the average, or with both."""
-    options = {"average": average(settings), **storage_options(settings)}
+    options = {"residual": "step", "average": average(settings), **storage_options(settings)}
     if settings.method == "average":
         return {"warmup": NEVER, "history_size": 1, "safeguard": None, **options}
     return {

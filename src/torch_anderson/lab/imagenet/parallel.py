@@ -39,10 +39,11 @@ def process_group() -> Iterator[torch.device]:
 
 
 def meeting_place() -> tuple[Any, int, int]:
-    """Where processes find each other, with rank and number of this one and all.
+    """The store in which processes find each other, the rank of this process, and their number.
 
     torchrun keeps one store for all its restarts, in which processes may find addresses of those that were killed
-    (github.com/pytorch/pytorch/issues/135712). On one machine, where all count restarts alike, each has its own part.
+    (github.com/pytorch/pytorch/issues/135712). On one machine, where all processes agree on the number of restarts,
+    each attempt has its own prefix.
     """
     if "RANK" not in os.environ:
         return dist.HashStore(), 0, 1  # type: ignore[attr-defined]

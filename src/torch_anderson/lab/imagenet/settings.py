@@ -1,4 +1,4 @@
-"""What can be set on the command line. The defaults are the paper's, where it gives them."""
+"""Settings of the command line. The defaults are the paper's, if it gives them."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,14 +16,14 @@ FRACTIONAL = {
 
 
 class BadSettings(ValueError):
-    """Settings that cannot be meant; says what is allowed."""
+    """Invalid settings; the message says what is allowed."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Settings:
     """Train a residual network on a folder of images, on as many processes as torchrun starts.
 
-    The same command again goes on where the last checkpoint was made.
+    To resume from the last checkpoint, run the same command again.
     """
 
     data: Path
@@ -33,31 +33,31 @@ class Settings:
     model: Literal["resnet50", "resnet20"] = "resnet50"
     """The network; resnet20 is for images of 32 pixels or so."""
     image_size: int = 224
-    """Height and width of what the network sees, in pixels."""
+    """Height and width of the network's input, in pixels."""
     epochs: int = 90
     """Passes over all training images."""
     batch_size: int = 64
-    """Images a step on each process."""
+    """Images per step on each process."""
     workers: int = 4
     """Processes that read images, for each that trains; 0: it reads them itself."""
     seed: int = 0
-    """Of the initial weights, the order of the images and their augmentation."""
+    """Seed of the initial weights, the order of the images and their augmentation."""
     limit_batches: int | None = None
-    """Steps an epoch, and batches a validation, at most: for small runs."""
+    """Largest number of steps per epoch and of batches per validation, for small runs."""
 
     strategy: Literal["ddp", "fsdp"] = "ddp"
     """Parameters on every process (DistributedDataParallel), or sharded over them (fully_shard)."""
     precision: Literal["float32", "bfloat16", "float16"] = "float32"
-    """Of the forward pass (autocast); float16 with scaled gradients."""
+    """Precision of the forward pass (autocast); float16 with scaled gradients."""
     loss: Literal["ce", "bce"] = "ce"
     """Cross-entropy, or binary cross-entropy of each class against one-hot labels, as the paper writes it."""
 
     rate: float = 0.05
-    """Learning rate of the warm-up; after it, times the square root of images a step, on all processes, over 64."""
+    """Learning rate of the warm-up; after it, times the square root of images per step, on all processes, over 64."""
     momentum: float = 0.9
-    """Of Nesterov."""
+    """Nesterov momentum."""
     weight_decay: float = 0.0
-    """The paper has none."""
+    """Weight decay; the paper mentions none."""
     warmup_epochs: int = 5
     """Epochs at that rate."""
     milestones: tuple[int, ...] = (30, 60, 80)
@@ -66,7 +66,7 @@ class Settings:
     method: Literal["base", "anderson", "average", "anderson+average"] = "base"
     """Nesterov alone, or with Anderson acceleration, the moving average, or both."""
     history_size: int = 20
-    """m, most columns of the history."""
+    """m, largest number of columns of the history."""
     period: int = 5
     """p, steps between two accelerations."""
     store_period: int = 5
@@ -75,8 +75,8 @@ class Settings:
     """β, how far to go towards the accelerated weights."""
     average_window: int = 4
     """Window of the methods with average. The paper does not give it; p - 1 is the longest between two jumps."""
-    safeguard: Literal["residual", "descent", "none"] = "residual"
-    """The paper's test of a jump, the library's, or none."""
+    safeguard: Literal["residual", "none"] = "residual"
+    """The paper's test of a jump, or none."""
     storage_shard: bool = False
     """With ddp: each process keeps only its share of the history."""
     storage_device: str | None = None
@@ -85,7 +85,7 @@ class Settings:
     """Type of the history; by default that of the parameters."""
 
     checkpoint_every: int = 1000
-    """Steps between two checkpoints: what is lost at most when a process is killed."""
+    """Steps between two checkpoints, the most that is lost when a process is killed."""
     log_every: int = 50
     """Steps between two lines of progress."""
 

@@ -47,7 +47,7 @@ class Training:
         self.begin_epoch()
 
     def prepare_data(self) -> None:
-        """Find the images, and say who gets which."""
+        """Find the images and distribute them over the processes."""
         settings, rank, world = self.settings, dist.get_rank(), dist.get_world_size()
         size, batch, limit = settings.image_size, settings.batch_size, settings.limit_batches
         images = Images(settings.data, "train", size, settings.seed, augment=True)
@@ -147,7 +147,7 @@ class Training:
         return record | {"images_per_second": speed, "seconds": seconds, "stats": stats}
 
     def counts(self) -> dict[str, float]:
-        """What this process has added up since the epoch began."""
+        """The sums of this process since the beginning of the epoch."""
         return {"steps": self.steps, "loss": self.loss_sum.item(), "corrupt": self.corrupt, **self.clock.collect()}
 
     def save(self) -> None:
@@ -156,7 +156,7 @@ class Training:
         self.checkpoints.save(self.position["step"], common, self.counts())
 
     def resume(self) -> None:
-        """Go on from the latest checkpoint, if there is one."""
+        """Continue from the latest checkpoint, if there is one."""
         common: dict[str, Any] = {"position": self.position, "scaler": self.scaler.state_dict()}
         counts = self.counts()
         if not self.checkpoints.load(common, counts):
@@ -176,7 +176,7 @@ class Training:
 
 
 def binary_cross_entropy(scores: Tensor, labels: Tensor) -> Tensor:
-    """Of each class for itself, as the paper writes: the mean over images and classes."""
+    """Binary cross-entropy of each class, as the paper writes: the mean over images and classes."""
     return functional.binary_cross_entropy_with_logits(scores, functional.one_hot(labels, scores.shape[1]).to(scores))
 
 

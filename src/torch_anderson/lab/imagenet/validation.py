@@ -13,7 +13,7 @@ TOP = 1, 5
 
 
 def hits(scores: Tensor, labels: Tensor, choices: int) -> int:
-    """How many labels are among the best choices; of fewer classes than choices, all are.
+    """Number of labels among the ``count`` best choices; all, if there are fewer classes than choices.
 
     >>> hits(torch.tensor([[0.1, 0.7, 0.2], [0.5, 0.3, 0.2]]), torch.tensor([2, 0]), 1)
     1

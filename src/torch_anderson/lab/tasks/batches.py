@@ -1,4 +1,4 @@
-"""Which rows a step trains on or looks at: the same for every method, whatever happened before."""
+"""Rows of a batch for training or evaluation: the same for every method, independently of earlier steps."""
 
 import numpy as np
 import torch
@@ -6,7 +6,7 @@ from torch import Tensor
 
 
 class Batches:
-    """Shuffled epochs of whole batches; the rows of a step depend on the seed and the step alone.
+    """Shuffled epochs of whole batches; the rows of a step depend only on the seed and the step.
 
     >>> batches = Batches(rows=10, size=4, seed=0)
     >>> [len(batches(step)) for step in range(3)]
@@ -24,7 +24,7 @@ class Batches:
         self.order: list[Tensor] = []
 
     def __call__(self, step: int, factor: int = 1) -> Tensor:
-        """The rows of this step; with a ``factor`` above 1 fresh ones, as many as in so many batches, or all.
+        """The rows of this step; with a ``factor`` above 1, fresh ones for ``factor`` batches, or all rows.
 
         >>> len(Batches(rows=10, size=4, seed=0)(step=0, factor=2))
         8

@@ -29,7 +29,7 @@ PRECISIONS = ("float32", "float64")
 
 
 class Batch(NamedTuple):
-    """Points, and what is known there."""
+    """Points, and the known values there."""
 
     boundary: Tensor
     solution: Tensor
@@ -132,12 +132,12 @@ class Burgers(Task):
     interior_points: int = 4000
     """Points of a batch where the residual of the equation is taken."""
     training_share: float = 0.8
-    """Part of a batch that is trained on; as many points as are left, drawn once for a seed, are for validation."""
+    """Share of a batch that is used for training; the other points, drawn once per seed, are for validation."""
     hold: int = 100
     """Steps for which a batch is kept; 0 for ever."""
     viscosity: float = 0.01 / pi
     precision: str = "float32"
-    """Of the network: float32 or float64. Solutions and errors are in float64."""
+    """Precision of the network: float32 or float64. Solutions and errors are in float64."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -152,12 +152,12 @@ class Burgers(Task):
 
     @property
     def dtype(self) -> torch.dtype:
-        """The precision as torch knows it."""
+        """The precision as a torch dtype."""
         return getattr(torch, self.precision)
 
     @abstractmethod
     def equation(self, seed: int) -> Equation:
-        """What is to be solved."""
+        """The equation to solve."""
 
     def start(self, seed: int) -> BurgersProblem:
         """The network and its points."""
@@ -196,7 +196,7 @@ class Burgers2d(Burgers):
 
 @dataclass(frozen=True, kw_only=True)
 class Burgers2dFixed(Burgers2d):
-    """The same without noise: one batch for the whole run, in double precision."""
+    """Burgers' equation without noise: one batch for the whole run, in double precision."""
 
     name: ClassVar[str] = "burgers2d-fixed"
     title: ClassVar[str] = "Burgers' equation in 2 dimensions, fixed points"
@@ -208,7 +208,7 @@ class Burgers2dFixed(Burgers2d):
 
 @dataclass(frozen=True, kw_only=True)
 class Burgers100d(Burgers):
-    """Ninety-nine dimensions of space, where the solution is zero for all that random points can tell."""
+    """Ninety-nine dimensions of space, where the solution is practically zero at random points."""
 
     name: ClassVar[str] = "burgers100d"
     title: ClassVar[str] = "Burgers' equation in 100 dimensions"
@@ -218,7 +218,7 @@ class Burgers100d(Burgers):
     }  # fmt: skip
 
     dimensions: int = 100
-    """Of space and time together."""
+    """Dimensions of space and time together."""
     allowed_dimensions: ClassVar[range] = range(2, 1001)
     width: int = 50
     depth: int = 4
@@ -245,7 +245,7 @@ class Burgers100d(Burgers):
 
 @dataclass(frozen=True, kw_only=True)
 class BurgersNd(Burgers100d):
-    """The same family in few dimensions, where the solution is of order one and there is something to learn."""
+    """The equation of ``burgers100d`` in few dimensions, where the solution is of order one."""
 
     name: ClassVar[str] = "burgers-nd"
     title: ClassVar[str] = "Burgers' equation in a few dimensions"
@@ -254,5 +254,5 @@ class BurgersNd(Burgers100d):
     }  # fmt: skip
 
     dimensions: int = 3
-    """Of space and time together: 2 to 6."""
+    """Dimensions of space and time together: 2 to 6."""
     allowed_dimensions: ClassVar[range] = range(2, 7)

@@ -52,7 +52,7 @@ class SineWave:
         return {"relative_l2": float(error.norm() / self.solution.norm())}
 
     def zero_errors(self) -> Metrics:
-        """The same for a network that is zero."""
+        """The metrics of a network that is zero."""
         return {"relative_l2": 1.0}
 
     def pictures(self, network: nn.Module) -> dict[str, NDArray[np.float32]]:

@@ -1,4 +1,4 @@
-"""What the Burgers tasks ask of an equation: ``cole_hopf`` and ``product`` have one each."""
+"""The interface of the equations of the Burgers tasks: ``cole_hopf`` and ``product`` have one each."""
 
 from typing import Protocol
 
@@ -8,7 +8,7 @@ from ..task import Metrics
 
 
 class Equation(Protocol):
-    """What is to be solved, with its exact solution."""
+    """An equation with its exact solution."""
 
     dimensions: int
 
@@ -22,4 +22,4 @@ class Equation(Protocol):
         """How far a network is from the solution."""
 
     def zero_errors(self) -> Metrics:
-        """The same for a network that is zero."""
+        """The metrics of a network that is zero."""

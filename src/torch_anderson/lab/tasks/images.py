@@ -19,7 +19,7 @@ from .tabular import perceptron
 
 
 class Classification(Problem):
-    """A perceptron that tells ten classes apart."""
+    """A perceptron for ten classes."""
 
     def __init__(
         self, task: "ImageTask", train: tuple[Tensor, Tensor], valid: tuple[Tensor, Tensor], seed: int

@@ -1,10 +1,10 @@
 """A physics-informed network, and the Burgers operator applied to it.
 
-The derivatives of the network in space and time go forward through its layers beside the value, all in one matrix
-product a layer, instead of by nested differentiation. Backward is written out too: its sweep needs no graph, works in
-buffers that are kept from call to call, and goes through the points in chunks that fit the cache.
+The derivatives of the network in space and time are propagated forward with the value, in one matrix product per layer,
+instead of by nested differentiation. The backward pass is written out too: it needs no graph, works in buffers that are
+kept from call to call, and processes the points in chunks that fit the cache.
 
-Of each neuron four or more streams are carried: value, Laplacian, derivative in time, and derivatives along orthonormal
+Each neuron has four or more streams: value, Laplacian, derivative in time, and derivatives along orthonormal
 directions of space, the first of which is the diagonal (1, ..., 1). For an activation a(z) with slope s and z' a
 derivative stream, a' = s z' and the Laplacian is s (lap z + bend * sum of z'^2 over space), bend = a''(z) / s.
 """
@@ -98,7 +98,7 @@ class Operator:
 
 
 class Stage(NamedTuple):
-    """What the sweep back needs of an activation."""
+    """Values of an activation that the backward pass needs."""
 
     streams: Tensor
     active: Tensor
@@ -134,15 +134,15 @@ class Sweep:
 
     @property
     def weights(self) -> list[Tensor]:
-        """The weights of the layers as they are now, without a graph."""
+        """The present weights of the layers, without a graph."""
         return [layer.weight.detach() for layer in self.layers]
 
     def directions(self) -> tuple[Tensor, Tensor]:
         """Directions of the derivative streams after the value, as columns; and the length of the diagonal.
 
         Only inner products of the first layer's rows enter the Laplacian, so a basis of the space that they and the
-        diagonal span will do, in place of all of space. It may be taken as a constant: that the space turns with the
-        weights changes nothing to first order, for the part of a row outside of it is zero.
+        diagonal span is sufficient. It may be treated as a constant: its rotation with the weights changes nothing to
+        first order, because the part of a row outside of it is zero.
         """
         rows = self.weights[0][:, :-1]
         basis, triangle = torch.linalg.qr(torch.cat([torch.ones_like(rows[:1]), rows]).T)

@@ -24,8 +24,8 @@ def products_without_one(factors: Tensor) -> Tensor:
 class Product:
     """u = e^-t (x_1^2 - 1) ... (x_{d-1}^2 - 1) on [-1, 1]^{d-1} x [0, 1], in float64 throughout.
 
-    Over many dimensions u is tiny nearly everywhere, so that random points of the domain do not see it. Its norm is
-    known, and errors are sampled by halves from the domain and from the density of u^2, each weighted by the mixture.
+    Over many dimensions u is tiny nearly everywhere, and practically zero at random points. Its norm is known,
+    and errors are sampled half from the domain and half from the density of u^2, each weighted by the mixture.
     """
 
     def __init__(self, dimensions: int, viscosity: float, dtype: torch.dtype, samples: int, random: torch.Generator):
@@ -60,7 +60,7 @@ class Product:
         return {"relative_l2": math.sqrt(squares.mean().item() / self.mean_square), "u_origin": origin}
 
     def zero_errors(self) -> Metrics:
-        """The same for a network that is zero."""
+        """The metrics of a network that is zero."""
         return {"relative_l2": 1.0, "u_origin": 0.0}
 
     def _points_of_square(self, count: int, random: torch.Generator) -> Tensor:

@@ -29,20 +29,20 @@ SLOW_START = 5 / 90
 DECAYS = (30 / 90, 60 / 90, 80 / 90)
 """Shares of the run after which the learning rate is a tenth of what it was."""
 EVALUATIONS = 9
-"""In a run, if it is not said how often."""
+"""Number of evaluations in a run, if not set."""
 CHUNK = 500
-"""Images that are looked at together where there is no batch."""
+"""Images that are evaluated together."""
 LEAST_WIDTH = 8
 """Channels. With fewer, the backward pass of oneDNN 3.12 (torch 2.13) writes past its buffers on processors with AVX2
 but without AVX-512: strided 1 x 1 convolutions of images whose colours are innermost."""
 STATISTICS = 1000
-"""Training images from which statistics for evaluation are worked out."""
+"""Training images from which statistics for evaluation are computed."""
 
 
 class ResidualClassification(Problem):
-    """A ResNet that tells ten classes apart.
+    """A ResNet for ten classes.
 
-    Images are kept as they are stored, one byte a pixel and colour, and made ready when they are looked at.
+    Images are kept as bytes, one per pixel and colour, and normalised when they are used.
     """
 
     def __init__(
@@ -62,7 +62,7 @@ class ResidualClassification(Problem):
         return cross_entropy(*self.outputs(step))
 
     def outputs(self, step: int, factor: int = 1) -> tuple[Tensor, Tensor]:
-        """Logits and classes of the batch, each image flipped and shifted as seed and step say."""
+        """Logits and classes of the batch, each image flipped and shifted depending on seed and step."""
         batch = self.batches(step, factor)
         images = self.train_x[batch]
         if self.augment:
@@ -71,7 +71,7 @@ class ResidualClassification(Problem):
         return self.model(self.ready(images)), self.train_y[batch]
 
     def evaluate(self) -> Metrics:
-        """Loss and share of errors on validation images, and on as many training images as they are."""
+        """Loss and share of errors on validation images, and on the same number of training images."""
         count = len(self.valid_y)
         with evaluating(self.model, self.ready(self.train_x[:STATISTICS])):
             valid = scores(self.logits(self.valid_x), self.valid_y)
@@ -79,11 +79,11 @@ class ResidualClassification(Problem):
         return valid | {name.replace("validation", "training"): value for name, value in train.items()}
 
     def logits(self, images: Tensor) -> Tensor:
-        """Of images as they are."""
+        """Logits of images without augmentation."""
         return torch.cat([self.model(self.ready(part)) for part in images.split(CHUNK)])
 
     def ready(self, images: Tensor) -> Tensor:
-        """As the network wants them: of mean 0 and deviation 1. Colours stay innermost, which convolutions like."""
+        """Images normalised to mean 0 and deviation 1. Colours stay innermost, which makes convolutions faster."""
         return ((images.float() - self.mean) / self.deviation).permute(0, 3, 1, 2)
 
 
@@ -105,9 +105,9 @@ def moved(images: Tensor, shift: int, random: np.random.Generator) -> Tensor:
 
 @contextmanager
 def evaluating(model: nn.Module, images: Tensor) -> Iterator[None]:
-    """Evaluation mode, with BatchNorm's statistics of these images at the present weights.
+    """Evaluation mode, with the BatchNorm statistics of these images at the present weights.
 
-    Those that training gathers lag behind it, and belong to other weights where a method jumps or is judged by a mean.
+    Statistics from training lag behind, and belong to other weights if a method jumps or is evaluated at a mean.
     """
     update_bn(images.split(CHUNK), model)
     model.eval()
@@ -136,7 +136,7 @@ class ResidualTask(Task):
     }  # fmt: skip
 
     training_images: int
-    """The seed says which of all."""
+    """Number of training images, selected by the seed."""
     validation_images: int = 10_000
     shrink: int = 1
     """Side of the squares of pixels that become one."""
@@ -151,10 +151,10 @@ class ResidualTask(Task):
     steps: int = 0
     """0 for those of the epochs."""
     evaluate_every: int = 0
-    """0 for nine times in a run."""
+    """Steps between two evaluations; 0 for nine evaluations in a run."""
     optimizer: str = "nesterov"
     learning_rate: float = 0.1
-    """Of a batch of 128; that of another is in proportion."""
+    """Learning rate of a batch of 128; for other batches it is proportional."""
     history_size: int = 20
     period: int = 5
     store_period: int = 5

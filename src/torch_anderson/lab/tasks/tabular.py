@@ -63,7 +63,7 @@ class Regression(Problem):
 
 
 def standardized(features: NDArray[Any], cut: int) -> tuple[Tensor, Tensor]:
-    """Training and validation rows, scaled by what the training rows alone tell."""
+    """Training and validation rows, scaled by statistics of the training rows."""
     mean, deviation = features[:cut].mean(0), features[:cut].std(0)
     scaled = tensor((features - mean) / deviation)
     return scaled[:cut], scaled[cut:]
@@ -76,7 +76,7 @@ def tensor(array: NDArray[Any]) -> Tensor:
 
 @dataclass(frozen=True, kw_only=True)
 class TableTask(Task):
-    """What both tables have in common: network and settings of the paper for admissions."""
+    """Network and settings of the paper for admissions, shared by both tables."""
 
     metric: ClassVar[str] = "validation_mse"
     metrics: ClassVar[Mapping[str, str]] = {"validation_mse": "validation MSE", "training_mse": "training MSE"}
@@ -102,7 +102,7 @@ class TableTask(Task):
 
 @dataclass(frozen=True, kw_only=True)
 class Admissions(TableTask):
-    """The paper's first experiment. 400 rows in batches of 40: 10 steps are an epoch, 15,000 are 1,500."""
+    """The paper's first experiment. 400 rows in batches of 40: 10 steps are an epoch, 15,000 steps are 1,500 epochs."""
 
     name: ClassVar[str] = "admissions"
     title: ClassVar[str] = "Graduate admissions"
@@ -114,7 +114,7 @@ class Admissions(TableTask):
 
 @dataclass(frozen=True, kw_only=True)
 class Diabetes(TableTask):
-    """The same network and settings on 442 patients and 10 features, for where the admissions data cannot be had."""
+    """The network and settings of admissions on 442 patients and 10 features that come with scikit-learn."""
 
     name: ClassVar[str] = "diabetes"
     title: ClassVar[str] = "Diabetes"

@@ -1,4 +1,4 @@
-"""What Anderson acceleration keeps: the history, the pair that is being measured, a pending jump, the window."""
+"""What acceleration by base steps keeps: the history, the pair that is being measured, a pending jump, the window."""
 
 from __future__ import annotations
 
@@ -14,24 +14,19 @@ from .._driver import Driver
 from .._tensors.blocks import Space
 from .._tensors.checkpoint import STATE, Entries, Saved, Shapes, pack, padded, unpack, unpadded
 from .average import Window
-from .gram import LEAST_REGULARIZATION, Gram
+from .gram import Gram
 from .history import History
 from .residual import StepResidual
-from .safeguard import Safeguard
 from .storage import Storage
 from .trial import NextResidual, Trial
 
 
 @dataclass
-class AndersonState:
+class StepState:
     """The numbers of a checkpoint, besides vectors, the Gram matrix, learning rates and counters; in this order."""
 
-    residual_steps: int
     k: int
-    pairs_since_jump: int
     disturbed: bool
-    pair_steps: int
-    pair_rate: float
     comparable: bool
     pairs: int
     fresh: int
@@ -40,7 +35,7 @@ class AndersonState:
     window_stale: int
 
 
-class AndersonMemory(Driver):
+class StepMemory(Driver):
     """What is kept from step to step, and how it goes into checkpoints and comes back."""
 
     kind = 1
@@ -48,17 +43,18 @@ class AndersonMemory(Driver):
     def __init__(self, base: Optimizer, options: Any):
         self.storage = options.storage or Storage()
         super().__init__(base, options, self.storage.shard)
-        self.pairs_since_jump = 0
+        self.k = 0
+        """Base steps that changed parameters."""
         self.disturbed = False
         """Whether somebody else has written to the weights of a pair, and other ranks may not know."""
-        single_steps = options.residual_steps == 1
-        self.safeguard = Safeguard(options.safeguard == "descent", options.max_jump, single_steps)
-        self.regularization = options.regularization
-        if self.regularization is None and single_steps:
-            self.regularization = LEAST_REGULARIZATION  # noisy steps are not extrapolated at all
         self.trial = Trial(NextResidual())
         self._version: int | None = None
         self.build(self.space)
+
+    @property
+    def steps(self) -> int:
+        """Base steps that changed parameters."""
+        return self.k
 
     def build(self, space: Space) -> None:
         """Make room for pairs, the pair that is being measured, and the window."""
@@ -71,7 +67,6 @@ class AndersonMemory(Driver):
         """Forget every pair."""
         self.history.clear()
         self.gram = Gram(self.options.history_size)
-        self.pairs_since_jump = 0
         self.stats.counts["restarts"] += 1
 
     def saved(self) -> Saved:
@@ -85,17 +80,11 @@ class AndersonMemory(Driver):
             "last_residual": [rows.last_residual for rows in history.rows],
             "last_point": history.last_point,
         }
-        if self.options.residual_steps > 1:
-            vectors["start"] = pair.start
         if window:
             vectors["window"] = window.points
-        state = AndersonState(
-            residual_steps=self.options.residual_steps,
+        state = StepState(
             k=self.k,
-            pairs_since_jump=self.pairs_since_jump,
             disturbed=self.disturbed,
-            pair_steps=pair.steps,
-            pair_rate=pair.rate,
             comparable=pair.comparable,
             pairs=history.pairs,
             fresh=history.fresh,
@@ -116,7 +105,7 @@ class AndersonMemory(Driver):
 
     def bytes(self) -> int:
         """Memory of rows and points, with the pair that is being measured."""
-        pair = [self.residual.point] + [self.residual.start] * (self.options.residual_steps == 1)
+        pair = self.residual.point, self.residual.start
         return super().bytes() + sum(part.nbytes for vector in pair for part in vector)
 
     def shapes(self) -> Shapes:
@@ -125,27 +114,16 @@ class AndersonMemory(Driver):
         return {
             "point_diffs": ("history_size", (m,)),
             "last_point": ("history_size", ()),
-            "start": ("residual_steps", () if self.options.residual_steps > 1 else None),
             "window": ("average", (average.window,) if average else None),
         }
-
-    def check(self, found: dict[Tensor, Entries]) -> None:
-        """The number of steps in a pair must be that of the checkpoint, too."""
-        super().check(found)
-        for entries in found.values():
-            if unpack(AndersonState, entries[STATE]).residual_steps != self.options.residual_steps:
-                raise ValueError(
-                    "The checkpoint was made with another residual_steps. "
-                    "Build the optimizer with the options of the checkpoint."
-                )
 
     def load_numbers(self, found: dict[Tensor, Entries]) -> None:
         """Continue where the entries were saved."""
         entries = next(iter(found.values()))
-        state = unpack(AndersonState, entries[STATE])
-        self.k, self.pairs_since_jump, self.disturbed = state.k, state.pairs_since_jump, state.disturbed
+        state = unpack(StepState, entries[STATE])
+        self.k, self.disturbed = state.k, state.disturbed
         pair, history = self.residual, self.history
-        pair.steps, pair.rate, pair.comparable = state.pair_steps, state.pair_rate, state.comparable
+        pair.comparable = state.comparable
         pair.group_rates = unpadded(entries["group_rates"])
         history.pairs, history.fresh, history.rates = state.pairs, state.fresh, unpadded(entries["rates"])
         self.gram.matrix, self.gram.exact = entries["gram"].tolist(), state.exact

@@ -2,7 +2,6 @@
 
 p   period            base steps between two accelerations
 q   store_period      base steps between two stored pairs
-s   residual_steps    base steps that a pair spans
 m   history_size      most columns of the least-squares problem
 """
 
@@ -18,48 +17,48 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .._driver import BaseStep, logger
+from .._calls import BaseStep
+from .._driver import logger
 from .._records import JumpRecord
-from .._tensors.blocks import Space
 from .._tensors.checkpoint import Entries
 from .._tensors.evaluate import LossFn, evaluate
 from .._tensors.members import all_parameters
 from .gram import Problem
-from .memory import AndersonMemory
+from .safeguard import judge, reason_to_skip
+from .step_memory import StepMemory
 from .trial import group_values
 
 NO_LOSS = "Anderson makes plain steps: safeguard='loss' needs step(loss_fn=...) or set_batch(loss_fn=...)."
 
 
-class AndersonDriver(AndersonMemory):
+class StepDriver(StepMemory):
     """The paper's algorithm."""
 
     # ------------------------------------------------------------------------------------------------ the algorithm
 
     def step(self, base_step: BaseStep) -> Any:
         """Make one base step, then what Anderson acceleration makes of it."""
-        if not self.entered:
-            self.look()
-            self.space.note_gradients()
+        if not self.k:
+            self.space.note_gradients()  # refuses sparse ones, even if nothing is measured yet
         self.notice_outside_writes()
         k = self.k + 1
-        begins = self.begins_pair(k) and self.begin_pair()
-        if 0 < self.residual.steps == self.options.residual_steps - 1:
-            self.space.note_gradients()  # this step ends the pair, and may be followed by a jump
+        measures = bool(self.space.blocks) and self.measures(k)
+        if measures:
+            self.residual.begin()
         groups = group_values(self.base) if self.trial.record else []
-        may_move = begins or self.has_gradients()
+        version = self.space.version()
         loss, loss_fn = base_step()
-        if not self.moved(begins, may_move):
+        if not (self.residual.end() if measures else self.acted(version)):
             self.watch()
             return loss
         self.k = k
-        if begins or self.residual.steps:
-            self.residual.count_step()
+        if measures:
+            self.residual.note_rates()
         if self.trial.record and not self.settle(groups):
             return loss
-        residual_max = self.residual.largest_entry() if self.window and begins else None
+        residual_max = self.residual.largest_entry() if self.window and measures else None
         outcome = "plain"
-        if self.residual.steps and self.ends_pair(k):
+        if measures and self.stores(k):
             self.store()
             if k % self.options.period == 0:
                 outcome = self.accelerate(loss_fn)
@@ -68,52 +67,22 @@ class AndersonDriver(AndersonMemory):
         self.watch()
         return loss
 
-    def begins_pair(self, k: int) -> bool:
+    def measures(self, k: int) -> bool:
         """Whether the weights before base step k have to be kept."""
-        o = self.options
-        if o.residual_steps > 1:
-            return bool((k - 1) % o.residual_steps == 0 and k - 1 >= o.warmup)
-        return o.average is not None or self.trial.record is not None or self.ends_pair(k)
+        return self.options.average is not None or self.trial.record is not None or self.stores(k)
 
-    def ends_pair(self, k: int) -> bool:
-        """Whether base step k completes a pair to store."""
+    def stores(self, k: int) -> bool:
+        """Whether the pair of base step k is stored."""
         o = self.options
-        if o.residual_steps > 1:
-            return bool(self.residual.steps == o.residual_steps)
         return bool(k > o.warmup and (k % o.store_period == 0 or k % o.period == 0))
-
-    # --------------------------------------------------------------------------------------------- measuring pairs
-
-    def begin_pair(self) -> bool:
-        """Keep the weights before a measured step; False if no parameter takes part."""
-        if space := Space.if_changed(self.space, self.base.param_groups, self.options.process_group, self.shard):
-            self.follow(space)
-        if not self.agreed:
-            self.agree()
-        if self.space.blocks:
-            self.residual.begin()
-        return bool(self.space.blocks)
-
-    def has_gradients(self) -> bool:
-        """Whether any parameter has a gradient."""
-        return any(p.grad is not None for group in self.base.param_groups for p in group["params"])
-
-    def moved(self, begins: bool, may_move: bool) -> bool:
-        """Whether the base step did anything; a cheap answer where the weights before it were not kept."""
-        if begins and (self.options.residual_steps == 1 or self.space.settled):
-            return self.residual.read()
-        return may_move or self.has_gradients()
 
     def store(self) -> None:
         """Add the pair to the history; it starts anew where residuals cannot be compared with the stored ones."""
         pair = self.residual
         if not pair.comparable:
             self.forget()
-        if self.options.residual_steps > 1:
-            pair.read()
-        pair.point = self.history.store(pair.start, pair.point, pair.rate)
-        pair.steps, pair.comparable = 0, True
-        self.pairs_since_jump += 1
+        pair.point = self.history.store(pair.point, pair.difference(), pair.rate)
+        pair.comparable = True
 
     # ------------------------------------------------------------------------------------------------------- jumps
 
@@ -121,17 +90,17 @@ class AndersonDriver(AndersonMemory):
         """Solve the small problem and jump if all tests are passed; returns accepted, rejected, skipped or pending."""
         if self.history.pairs < 2:
             return self.skipped("short_history")
-        problem = self.gram.update(self.history, self.space.ranks, self.regularization, self.disturbed)
-        if problem.disturbed or not problem.finite:
+        problem = self.gram.update(self.history, self.space.ranks, self.options.regularization)
+        if not problem.finite:
             self.reset_history()
-            return self.skipped("outside_write" if problem.disturbed else "nonfinite")
+            return self.skipped("nonfinite")
         if self.options.safeguard == "loss" and loss_fn is None:
             self.tell_once(NO_LOSS)
             return self.skipped("no_loss", problem)
-        if cause := self.safeguard.reason_to_skip(problem, self.pairs_since_jump, self.space.total):
+        if cause := reason_to_skip(problem):
             return self.skipped(cause, problem)
         jump = problem.jump(self.options.relaxation)
-        cause = self.safeguard.judge(problem, jump)
+        cause = judge(problem, jump, self.options.max_jump)
         if not cause:
             self.history.subtract(jump.weights, self.residual.point)
             cause = self.go(loss_fn)
@@ -193,8 +162,6 @@ class AndersonDriver(AndersonMemory):
     def concluded(self, cause: str, describe: Callable[[], JumpRecord]) -> str:
         """Count and report the end of an attempt."""
         self.stats.counts[f"rejected_{cause}" if cause else "accepted"] += 1
-        if not cause:
-            self.pairs_since_jump = 0
         self.report(describe)
         return "rejected" if cause else "accepted"
 
@@ -217,15 +184,17 @@ class AndersonDriver(AndersonMemory):
 
     def watch(self) -> None:
         """Remember the parameters' versions while something depends on nobody else writing to them."""
-        if self.trial.record or self.window or (self.options.residual_steps > 1 and self.residual.steps):
+        if self.trial.record or self.window:
             self._version = self.space.version()
         else:
             self._version = None
 
-    def idle(self) -> None:
-        """Go on with what is under way: the base's step has written to the weights, but not moved them."""
-        super().idle()
+    def idle(self, base_step: BaseStep) -> Any:
+        """Go on with what is under way: a step at rate 0 writes to the weights, but does not move them."""
+        self.notice_outside_writes()
+        loss = super().idle(base_step)
         self.watch()
+        return loss
 
     def notice_outside_writes(self) -> None:
         """End what depends on the weights if somebody else has written to them.
@@ -236,18 +205,17 @@ class AndersonDriver(AndersonMemory):
             return
         if self.space.ranks.size == 1:
             self.cancel()
-        elif self.trial.record or self.options.residual_steps > 1:
+        elif self.trial.record:
             self.disturbed = True
         elif self.window:
             self.window.stale = self.window.length
 
     def cancel(self) -> None:
-        """Drop a pending jump, a pair that is being measured, and the averages."""
+        """Drop a pending jump and the averages."""
         if self.trial.record:
             record = replace(self.trial.end(), cause="outside_write")
             self.concluded(record.cause, lambda: record)
         self.disturbed = False
-        self.residual.steps = 0
         if self.window:
             self.window.clear()
 

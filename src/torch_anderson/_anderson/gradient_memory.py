@@ -1,0 +1,148 @@
+"""What acceleration by gradients keeps: pairs, the plain point, and the numbers of the pending jump."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from math import inf
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.optim import Optimizer
+
+from .._driver import Driver
+from .._records import NUMBERS, JumpRecord
+from .._tensors.blocks import Space
+from .._tensors.checkpoint import STATE, Entries, Saved, Shapes, pack, padded, unpack, unpadded
+from .gram import Gram
+from .history import History
+from .residual import GradientResidual
+from .secants import Secants
+from .storage import Storage
+
+LOOK = 4
+"""Gradients that are stored before the first jump, and after each rest: enough to tell noise."""
+FIRST_REST, LONGEST_REST = 4, 32
+"""Base steps of the first rest, and of the longest: each is twice as long as the last, until jumps are accepted."""
+
+
+@dataclass
+class GradientState:
+    """The numbers of a checkpoint, besides vectors, the Gram matrix and counters; in this order."""
+
+    wait: int
+    """Base steps that are still to rest."""
+    k: int = 0
+    """Gradients read."""
+    look: int = LOOK
+    """Gradients to store before noise is judged and the weights may jump."""
+    judged: bool = False
+    """Whether the gradients since the last rest were found not to be noise."""
+    rest: int = FIRST_REST
+    """Length of the next rest."""
+    refusals: float = 0.0
+    """Moving average over jumps: 1 for a refused one, 0 for an accepted one."""
+    radius: float = inf
+    """Longest jump."""
+    pending: bool = False
+    """Whether the weights are those of a jump that no gradient has decided on."""
+    tries: int = 0
+    """How often it was shortened."""
+    slope: float = 0.0
+    """-g'D at the point where the jump D begins."""
+    norm: float = 0.0
+    """|g| there."""
+    reach: float = -1.0
+    """D in units of the newest difference of points, once the gradient at its end is stored."""
+    length: float = 0.0
+    """|D|"""
+    pairs: int = 0
+    """Pairs stored since the history was cleared."""
+    fresh: int = 0
+    """Pairs whose products are not in the Gram matrix."""
+
+
+class GradientMemory(Driver):
+    """What is kept from step to step, and how it goes into checkpoints and comes back."""
+
+    kind = 3
+
+    def __init__(self, base: Optimizer, options: Any):
+        self.storage = options.storage or Storage()
+        super().__init__(base, options, self.storage.shard)
+        self.state = GradientState(options.warmup)
+        self.secants: Secants | None = None
+        """The problem that the gradient of this step completes; None if no jump is due."""
+        self.record: JumpRecord | None = None
+        """The record of the pending jump."""
+        self._version: int | None = None
+        self.build(self.space)
+
+    # ---------------------------------------------------------------------------------------------- in and out
+
+    @property
+    def steps(self) -> int:
+        """Gradients read."""
+        return self.state.k
+
+    def build(self, space: Space) -> None:
+        """Make room for pairs, for the pair that is being read, and for the plain point."""
+        self.history = History(space, self.options.history_size, self.storage)
+        self.gram = Gram(self.options.history_size)
+        self.residual = GradientResidual(self.base, space)
+        self.point, self.gradient, self.plain = space.vector(), space.vector(), space.vector()
+
+    def clear(self, zero: bool = True) -> None:
+        """Start a new history, and look for noise before the next jump."""
+        self.history.clear(zero)
+        self.gram = Gram(self.options.history_size)
+        self.state.look, self.state.judged = LOOK, False
+
+    def forget(self) -> None:
+        """Forget every pair."""
+        self.clear()
+        self.stats.counts["restarts"] += 1
+
+    def saved(self) -> Saved:
+        """Rows, points and numbers."""
+        history, state = self.history, self.state
+        for rows in history.rows:
+            rows.arrive()
+        state.pairs, state.fresh = history.pairs, history.fresh
+        vectors = {
+            "point_diffs": [rows.point_diffs for rows in history.rows],
+            "residual_diffs": [rows.residual_diffs for rows in history.rows],
+            "last_residual": [rows.last_residual for rows in history.rows],
+            "last_point": history.last_point,
+            "plain": self.plain,
+        }
+        record = [float(getattr(self.record, name)) for name in NUMBERS] if self.record else []
+        numbers = {
+            STATE: pack(state, self.kind),
+            "gram": torch.tensor(self.gram.matrix, dtype=torch.float64),
+            "group_rates": padded(self.residual.rates, len(self.base.param_groups)),
+            "trial": padded(record, len(NUMBERS)),
+            "counts": torch.tensor(self.stats.counters(), dtype=torch.float64),
+        }
+        return Saved(vectors, numbers)
+
+    def bytes(self) -> int:
+        """Memory of rows and points, with the pair that is being read."""
+        return super().bytes() + sum(part.nbytes for vector in (self.point, self.gradient) for part in vector)
+
+    def shapes(self) -> Shapes:
+        """Rows and points."""
+        return {"point_diffs": ("history_size", (self.options.history_size,)), "plain": ("residual", ())}
+
+    def load_numbers(self, found: dict[Tensor, Entries]) -> None:
+        """Continue where the entries were saved."""
+        entries = next(iter(found.values()))
+        state = self.state = unpack(GradientState, entries[STATE])
+        self.history.pairs, self.history.fresh = state.pairs, state.fresh
+        self.history.rates = [1.0] * min(state.pairs, self.options.history_size + 1)
+        self.gram.matrix = entries["gram"].tolist()
+        self.residual.rates = unpadded(entries["group_rates"])
+        self.stats.set_counters(entries["counts"].tolist())
+        values = unpadded(entries["trial"])
+        self.record = JumpRecord.from_numbers(values) if values else None
+        self._version = None

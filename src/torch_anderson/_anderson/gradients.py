@@ -1,0 +1,279 @@
+"""The algorithm for gradients: every gradient, with the weights it was computed at, tells where to jump.
+
+1. Read the weights and the gradient before the base sees it, and add the pair to the history.
+2. If the weights are those of a jump, this gradient decides on it: it stays, becomes shorter, or is taken back.
+3. Make the base's step; its end is the plain point, to which a refused jump returns.
+4. Jump to where the pairs say that the gradient vanishes (``secants``).
+
+Nothing is evaluated besides the gradients that training computes anyway. While gradients are noisy, or jumps are
+refused too often, it rests: for a number of steps nothing is read, stored or computed.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from dataclasses import replace
+from math import hypot, inf, sqrt
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from .._calls import BaseStep, JumpRefused
+from .._driver import logger
+from .._records import JumpRecord
+from .._tensors.checkpoint import Entries
+from .gradient_memory import FIRST_REST, LONGEST_REST, GradientMemory
+from .secants import COARSE_RIDGE, RIDGE, Secants
+from .solve import Coefficients
+
+NOISY, DOUBTFUL = 0.5, 0.15
+"""Asymmetry above which gradients are noise; and above which they are if the newest is also ..."""
+NEW = 0.75
+"""... to this part outside the span of the older ones."""
+FLATTER, STEEPER = 0.3, 4.0
+"""A jump passes if the slope along it is at most this part of what it was, and the gradient no more than so many times
+as long."""
+RETRIES = 2
+"""A refused jump is shortened this many times before the weights return to the plain point."""
+SHORTEST, LONGEST = 0.1, 0.5
+"""Limits of the part of a refused jump that is tried next."""
+GROWTH = 2.0
+"""A jump may be this many times as long as the last accepted one, after one was refused."""
+MEMORY, TOO_MANY = 0.8, 0.4
+"""Memory of the moving average of refusals, and the average from which it rests."""
+CALM = 0.1
+"""Average of refusals below which the next rest is short again."""
+
+UNKNOWN_DECAY = (
+    "Anderson makes plain steps: it does not know how {name} applies weight_decay, so its gradients do not tell the "
+    "minimum. Use residual='step', or add the penalty to the loss."
+)
+
+
+class GradientDriver(GradientMemory):
+    """Quasi-Newton jumps between the steps of any base, decided by the next gradient."""
+
+    # ------------------------------------------------------------------------------------------------ the algorithm
+
+    @property
+    def resting(self) -> bool:
+        """Whether the next step is the base's own."""
+        return self.state.wait > 0
+
+    def count_rest(self) -> None:
+        """Count a step at rest; what was given for it is not needed."""
+        self.state.wait -= 1
+        self.ahead = None
+
+    def step(self, base_step: BaseStep) -> Any:
+        """Make one base step, then jump; or take the last jump back, which takes the place of the step."""
+        if self.resting:
+            self.count_rest()
+            return base_step()[0]
+        try:
+            loss, _ = base_step(self.measure)
+        except JumpRefused as refused:
+            return refused.loss
+        if self.secants:
+            self.jump(self.secants)
+        return loss
+
+    @torch.no_grad()  # gradients may have a graph of their own, and closures enable it
+    def measure(self) -> bool:
+        """Take in the gradient before the base sees it; False if it refuses the jump that led here."""
+        self.secants = None
+        if not self.usable():
+            return True
+        state, history = self.state, self.history
+        disturbed = self.overwritten()
+        self.space.note_gradients()
+        if not self.residual.read(self.point, self.gradient):
+            self.forget()
+        self.point = history.store(self.point, self.gradient)
+        state.k += 1
+        state.look = max(state.look - 1, 0)
+        if state.look or history.pairs < 2:
+            return True
+        disturbed = self.gram.take_in(history, self.space.ranks, disturbed)
+        secants = Secants(self.gram.matrix, history.newest_first, RIDGE if history.exact else COARSE_RIDGE)
+        if state.pending and disturbed:
+            self.cancel()
+        if state.pending and not self.settle(secants):
+            return False
+        if not secants.finite:
+            self.forget()
+        elif state.k % self.options.period == 0:
+            self.secants = secants
+        return True
+
+    def usable(self) -> bool:
+        """Whether there is a gradient to read, of a function that has its minimum where the base ends."""
+        if not self.space.blocks:
+            return False
+        if not self.residual.knows_decay():
+            self.tell_once(UNKNOWN_DECAY.format(name=type(self.base).__name__))
+            return False
+        return self.space.ranks.size > 1 or any(p.grad is not None for p in self.space.params)
+
+    # ------------------------------------------------------------------------------------------------------- jumps
+
+    @torch.no_grad()
+    def jump(self, secants: Secants) -> None:
+        """Jump to where the pairs expect the minimum, unless they are noise or show no way down."""
+        state, norm = self.state, secants.gradient_norm
+        if norm == 0:
+            self.skip("converged", secants)
+        elif not state.judged and is_noise(secants):
+            self.skip("noisy", secants)
+            self.rest()
+        else:
+            state.judged = True
+            fitted = secants.least_squares()
+            gain = sqrt(max(1 - fitted.fitted_sq / norm**2, 0.0))
+            weights = secants.jump(fitted, gain)
+            if weights is None:
+                self.skip("no_descent", secants)
+            else:
+                self.go(secants, weights, describe(state.k, norm, gain, fitted))
+
+    def go(self, secants: Secants, weights: list[float], record: JumpRecord) -> None:
+        """Set the weights to the end of the jump; the plain point is kept until it is decided."""
+        state = self.state
+        length = secants.length(weights)
+        if length > state.radius:
+            weights = [weight * state.radius / length for weight in weights]
+            length = state.radius
+        state.length, state.slope, state.norm = length, secants.descent(weights), secants.gradient_norm
+        state.reach = -1.0
+        self.space.refresh()  # the base may have given the parameters other memory
+        self.space.read(self.plain)
+        self.write(weights)
+        self.attempt(replace(record, step_ratio=length / state.norm))
+        if self.options.safeguard is None:
+            self.conclude("")
+
+    def write(self, weights: Sequence[float]) -> None:
+        """Set the weights to the last point minus a combination of rows."""
+        self.history.subtract(weights, self.point)
+        self.residual.write(self.point)
+
+    def attempt(self, record: JumpRecord) -> None:
+        """Let a jump wait for the next gradient."""
+        self.state.pending, self.record = True, record
+        self.stats.counts["attempted"] += 1
+        self.watch()
+
+    def settle(self, secants: Secants) -> bool:
+        """Decide on the pending jump by the gradient at its end; False if it does not stay."""
+        state = self.state
+        slope = secants.slope(state.reach)
+        if slope <= FLATTER * state.slope and secants.gradient_norm <= STEEPER * state.norm:
+            state.refusals *= MEMORY
+            state.rest = FIRST_REST if state.refusals < CALM else state.rest
+            state.radius = max(state.radius, GROWTH * state.length)
+            self.conclude("")
+            return True
+        state.refusals = MEMORY * state.refusals + 1 - MEMORY
+        record, tries = self.record, state.tries
+        self.conclude("gradient")
+        if tries < RETRIES and state.refusals <= TOO_MANY and secants.finite:
+            self.shorten(secants, slope, record, tries)
+        else:
+            self.go_back(secants)
+        return False
+
+    def shorten(self, secants: Secants, slope: float, record: JumpRecord | None, tries: int) -> None:
+        """Try a part of the refused jump: as far as a straight line through the slopes at both ends falls to 0."""
+        state = self.state
+        part = min(max(state.slope / (state.slope + slope) if slope > 0 else 0.0, SHORTEST), LONGEST)
+        weights = [0.0] * len(secants.matrix)
+        weights[secants.s(secants.slots[0])] = (1 - part) * state.reach
+        self.write(weights)
+        state.reach = part / (1 - part)
+        state.slope *= part
+        state.length *= part
+        state.radius = state.length
+        state.tries = tries + 1
+        assert record is not None
+        self.attempt(replace(record, step_ratio=part * record.step_ratio))
+
+    def go_back(self, secants: Secants) -> None:
+        """Return to the plain point, and rest if that was one refusal too many."""
+        state = self.state
+        self.space.write(self.plain, everything=True)
+        state.radius = state.length / 2
+        if not secants.finite:
+            self.forget()
+        if state.refusals > TOO_MANY:
+            self.rest()
+
+    def rest(self) -> None:
+        """Leave the next steps to the base, then look again."""
+        state = self.state
+        self.clear(zero=False)
+        state.wait, state.rest = state.rest, min(2 * state.rest, LONGEST_REST)
+        state.refusals, state.radius = TOO_MANY / 2, inf
+
+    # ---------------------------------------------------------------------------------------------- reporting
+
+    def skip(self, cause: str, secants: Secants) -> None:
+        """Count and report a jump that was not attempted."""
+        self.stats.counts[f"skipped_{cause}"] += 1
+        norm, pairs = secants.gradient_norm, len(secants.slots)
+        self.report(JumpRecord(self.state.k, norm, norm, 0, pairs, 0.0, cause=cause))
+
+    def conclude(self, cause: str) -> None:
+        """Count and report the end of an attempt."""
+        self.stats.counts[f"rejected_{cause}" if cause else "accepted"] += 1
+        self.state.pending, self.state.tries = False, 0
+        record, self.record, self._version = self.record, None, None
+        assert record is not None
+        self.report(replace(record, cause=cause))
+
+    def report(self, record: JumpRecord) -> None:
+        """Note a record and hand it to listeners."""
+        self.stats.describe = lambda: record
+        if self.hooks or logger.isEnabledFor(logging.DEBUG):
+            self.publish()
+
+    # ---------------------------------------------------------------------------------------------- outside writes
+
+    def watch(self) -> None:
+        """Remember the parameters' versions while a jump is pending."""
+        self._version = self.space.version() if self.state.pending else None
+
+    def overwritten(self) -> bool:
+        """Whether somebody else has written to the weights of a pending jump."""
+        return self._version is not None and self._version != self.space.version()
+
+    def idle(self, base_step: BaseStep) -> Any:
+        """Go on with a pending jump: a step at rate 0 writes to the weights, but does not move them."""
+        disturbed = self.overwritten()
+        loss = super().idle(base_step)
+        if not disturbed:
+            self.watch()
+        return loss
+
+    def entries(self, only: Tensor | None = None) -> dict[Tensor, Entries]:
+        """What a checkpoint holds; a pending jump that somebody else has overwritten is not saved."""
+        if self.space.ranks.size == 1 and self.overwritten():
+            self.cancel()
+        return super().entries(only)
+
+    def cancel(self) -> None:
+        """Let a pending jump stay, undecided."""
+        if self.state.pending:
+            self.conclude("outside_write")
+
+
+def is_noise(secants: Secants) -> bool:
+    """Whether gradients change as noise does, not as a smooth loss lets them."""
+    asymmetry = secants.asymmetry()
+    return asymmetry > NOISY or (asymmetry > DOUBTFUL and secants.novelty() > NEW)
+
+
+def describe(step: int, norm: float, gain: float, fitted: Coefficients) -> JumpRecord:
+    """The record of a jump, before it is known how far it goes; residuals are gradients."""
+    return JumpRecord(step, norm, norm * gain, fitted.rank, len(fitted.values), hypot(*fitted.values))

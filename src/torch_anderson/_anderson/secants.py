@@ -1,0 +1,150 @@
+"""Jumps from pairs of weights and gradients, worked out from the inner products of all rows of a history.
+
+    S, Y     differences of stored points and of their gradients: secants of the Hessian, Y = (Hessian) S
+    g        the last gradient
+    y        argmin |g - Y'y|, Anderson's least squares
+    H        limited-memory BFGS approximation of the inverse Hessian that the pairs define
+    jump     -H g, or -(S'y + H (g - Y'y)) where the least squares explains nearly all of g
+
+Least squares alone knows nothing of the symmetry of the Hessian. H does, and comes close to the minimum of a network in
+half the gradients; but where the pairs span the gradient, as in small problems, least squares is exact and H is not.
+
+Vectors never appear here: everything is a combination of rows, whose inner products the Gram matrix holds.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from math import hypot, isfinite, sqrt
+from operator import mul
+
+from .solve import Coefficients, solve
+
+EXPLAINED = 0.1
+"""Below this |g - Y'y| / |g|, the least squares takes part in the jump."""
+CURVED = 1e-8
+"""A pair defines H if the cosine of s and y is above this: BFGS needs positive curvature."""
+RIDGE, COARSE_RIDGE = 1e-10, 1e-5
+"""Regularization of the least squares, for products in float64, and for those that are good to 1e-6."""
+RECENT = 3
+"""Pairs that noise is judged by."""
+
+Matrix = Sequence[Sequence[float]]
+
+
+@dataclass(frozen=True)
+class Secants:
+    """Inner products of the rows: Y in 0 to size - 1, g in row ``size``, S behind it."""
+
+    matrix: Matrix
+    slots: list[int]
+    """Where pairs are stored, newest first."""
+    ridge: float = RIDGE
+
+    @property
+    def g(self) -> int:
+        """The row of the last gradient."""
+        return len(self.matrix) // 2
+
+    def s(self, slot: int) -> int:
+        """The row of a difference of points."""
+        return self.g + 1 + slot
+
+    @property
+    def gradient_norm(self) -> float:
+        """|g|"""
+        return sqrt(self.matrix[self.g][self.g])
+
+    @property
+    def finite(self) -> bool:
+        """Whether all products are; the diagonal bounds the rest."""
+        rows = [self.g, *self.slots, *map(self.s, self.slots)]
+        return isfinite(sum(self.matrix[i][i] for i in rows))
+
+    def slope(self, reach: float) -> float:
+        """Inner product of g with ``reach`` times the newest difference of points."""
+        return reach * self.matrix[self.g][self.s(self.slots[0])]
+
+    # ------------------------------------------------------------------------------------------------------- noise
+
+    def asymmetry(self) -> float:
+        """How far s_i'y_j and s_j'y_i are apart: 0 for a smooth loss, about 0.7 if gradients are noise.
+
+        For a smooth loss both are s_i'(Hessian) s_j. Under noise one of them is nearly 0: a step depends on the noise
+        of gradients before it, never on that of later ones.
+        """
+        recent = self.slots[:RECENT]
+        lengths = [sqrt(self.matrix[self.s(i)][self.s(i)]) or 1.0 for i in recent]
+        scaled = [
+            [self.matrix[self.s(i)][j] / (a * b) for j, b in zip(recent, lengths, strict=True)]
+            for i, a in zip(recent, lengths, strict=True)
+        ]
+        off = [(i, j) for i in range(len(recent)) for j in range(len(recent)) if i != j]
+        total = hypot(*(scaled[i][j] for i, j in off))
+        return hypot(*(scaled[i][j] - scaled[j][i] for i, j in off)) / (2 * total) if total else 0.0
+
+    def novelty(self) -> float:
+        """The part of the newest y that the older ones do not span, from 0 to 1; near 1 if gradients are noise."""
+        newest, *older = self.slots
+        own = self.matrix[newest][newest]
+        if not older or not own:
+            return 0.0
+        known = solve(self._gram(older), [self.matrix[i][newest] for i in older], self.ridge)
+        return sqrt(max(1 - known.fitted_sq / own, 0.0))
+
+    # ------------------------------------------------------------------------------------------------------- jumps
+
+    def least_squares(self) -> Coefficients:
+        """y, newest first."""
+        return solve(self._gram(self.slots), [self.matrix[i][self.g] for i in self.slots], self.ridge)
+
+    def jump(self, fitted: Coefficients, gain: float) -> list[float] | None:
+        """Weights of the rows whose sum is the negative of the jump; None if there is no way down."""
+        pairs = [i for i in self.slots if self._curved(i)]
+        if not pairs:
+            return None
+        left, explained = self._zeros(), self._zeros()
+        left[self.g] = 1.0
+        if gain < EXPLAINED:
+            for i, y in zip(self.slots, fitted.values, strict=True):
+                left[i], explained[self.s(i)] = -y, y
+        if self.descent(explained) < 0:  # towards a saddle or a maximum
+            left, explained = self._zeros(), self._zeros()
+            left[self.g] = 1.0
+        weights = [a + b for a, b in zip(explained, self._inverse_times(left, pairs), strict=True)]
+        return weights if self.descent(weights) > 0 and isfinite(self.length(weights)) else None
+
+    def descent(self, weights: Sequence[float]) -> float:
+        """Inner product of g with a combination of rows."""
+        return self._dot(self.g, weights)
+
+    def length(self, weights: Sequence[float]) -> float:
+        """Length of a combination of rows."""
+        return sqrt(max(sum(w * self._dot(i, weights) for i, w in enumerate(weights) if w), 0.0))
+
+    def _zeros(self) -> list[float]:
+        return [0.0] * len(self.matrix)
+
+    def _inverse_times(self, vector: list[float], pairs: list[int]) -> list[float]:
+        """H times a combination of rows: the two loops of limited-memory BFGS, in coefficients."""
+        q, along = list(vector), []
+        for i in pairs:
+            along.append(self._dot(self.s(i), q) / self._curvature(i))
+            q[i] -= along[-1]
+        newest = pairs[0]
+        q = [x * self._curvature(newest) / self.matrix[newest][newest] for x in q]
+        for i, a in zip(reversed(pairs), reversed(along), strict=True):
+            q[self.s(i)] += a - self._dot(i, q) / self._curvature(i)
+        return q
+
+    def _curvature(self, slot: int) -> float:
+        return self.matrix[self.s(slot)][slot]
+
+    def _curved(self, slot: int) -> bool:
+        squares = self.matrix[slot][slot] * self.matrix[self.s(slot)][self.s(slot)]
+        return self._curvature(slot) > CURVED * sqrt(squares) > 0
+
+    def _dot(self, row: int, weights: Sequence[float]) -> float:
+        return sum(map(mul, self.matrix[row], weights))
+
+    def _gram(self, slots: Sequence[int]) -> list[list[float]]:
+        return [[self.matrix[i][j] for j in slots[: a + 1]] for a, i in enumerate(slots)]

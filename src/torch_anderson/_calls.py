@@ -1,0 +1,85 @@
+"""How steps are called: ours with its hooks, and the base's without them, its gradient measured on the way."""
+
+from collections.abc import Callable
+from functools import wraps
+from typing import Any
+
+from torch.optim import Optimizer
+from torch.optim.optimizer import _global_optimizer_post_hooks, _global_optimizer_pre_hooks
+
+
+def with_hooks(step: Callable[..., Any]) -> Callable[..., Any]:
+    """Make a step call its hooks, as torch does for every optimizer, but leave the profiler's record to the base.
+
+    That record takes as long as all else that a resting step of ours does.
+    """
+
+    @wraps(step)
+    def hooked(*args: Any, **kwargs: Any) -> Any:
+        self = args[0]
+        for before in (*_global_optimizer_pre_hooks.values(), *self._optimizer_step_pre_hooks.values()):
+            replaced = before(self, args, kwargs)
+            if replaced is not None:
+                if not isinstance(replaced, tuple) or len(replaced) != 2:
+                    raise RuntimeError(f"{step} must return None or a tuple of (new_args, new_kwargs), got {replaced}.")
+                args, kwargs = replaced
+        found = step(*args, **kwargs)
+        for after in (*self._optimizer_step_post_hooks.values(), *_global_optimizer_post_hooks.values()):
+            after(self, args, kwargs)
+        return found
+
+    hooked.hooked = True  # type: ignore[attr-defined]  # torch looks for this before it adds its own
+    return hooked
+
+
+def global_hooks() -> bool:
+    """Whether anybody listens to the steps of all optimizers."""
+    return bool(_global_optimizer_pre_hooks or _global_optimizer_post_hooks)
+
+
+BaseStep = Callable[..., tuple[Any, Any]]
+"""Makes one step of the base; returns what the base returns, and the samples that were given for this step.
+
+It takes a function that is called once when the gradient is there, before the base sees it: after the first evaluation
+of the closure, if there is one. If the function returns False, the base makes no step, and ``JumpRefused`` is raised.
+"""
+
+
+class JumpRefused(Exception):
+    """The gradient has taken back a jump instead of moving the base; ``loss`` is what the closure returned."""
+
+    def __init__(self, loss: Any):
+        super().__init__()
+        self.loss = loss
+
+
+def call_step(base: Optimizer, closure: Callable[[], Any] | None, measure: Callable[[], bool] | None) -> Any:
+    """Make the base's step. Global step hooks see the outer optimizer; the base's step would call them again."""
+    if measure and closure is None and not measure():
+        raise JumpRefused(None)
+    if measure and closure is not None:
+        closure = _measuring(closure, measure)
+    pre, post = _global_optimizer_pre_hooks, _global_optimizer_post_hooks
+    kept = dict(pre), dict(post)
+    pre.clear()
+    post.clear()
+    try:
+        return base.step() if closure is None else base.step(closure)  # some bases take no argument
+    finally:
+        pre.update(kept[0])
+        post.update(kept[1])
+
+
+def _measuring(closure: Callable[[], Any], measure: Callable[[], bool]) -> Callable[[], Any]:
+    """A closure whose first evaluation is measured. A refusal ends the base's step before it has changed anything."""
+    waiting = True
+
+    def measured() -> Any:
+        nonlocal waiting
+        loss = closure()
+        first, waiting = waiting, False
+        if first and not measure():
+            raise JumpRefused(loss)
+        return loss
+
+    return measured

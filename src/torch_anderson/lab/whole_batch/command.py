@@ -1,0 +1,139 @@
+"""``torch-anderson whole-batch``: what is to be done, the runs with their progress, and the page."""
+
+import json
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from joblib import cpu_count
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+from ..arguments import BadInput, parse_seeds
+from ..runner import named
+from ..screen import complain, duration, raw, tell
+from ..sweep import check_writable
+from .batches import batched, endings
+from .methods import METHODS, Method
+from .page import show_page
+from .problems import PROBLEMS, Problem
+from .race import entries
+from .store import BATCHES_FOLDER, ENDINGS_FOLDER, FAMILY_FOLDER
+from .sweep import Job, Outcome, sweep, unfinished, without_data
+
+
+def carry_out(
+    console: Console,
+    *,
+    problems: Sequence[str],
+    methods: Sequence[str],
+    seeds: str,
+    jobs: int | None,
+    results: Path,
+    out: Path,
+    only: str | None,
+    dry_run: bool,
+) -> bool:
+    """Make the runs and the page; returns whether a run failed."""
+    processes = cpu_count() if jobs is None else jobs
+    if processes < 1:
+        raise BadInput(f"Invalid jobs: {processes}. Allowed: 1 and more.")
+    failed = False
+    if only != "page":
+        asked = plan(problems, methods, parse_seeds(seeds), results)
+        left = asked.left()
+        announce(console, asked, left, processes)
+        if dry_run:
+            return False
+        check_writable(results)
+        failed = not make(console, asked, left, processes)
+    if only != "runs":
+        show_page(console, results, out)
+    return failed
+
+
+@dataclass(frozen=True)
+class Plan:
+    """The runs that were asked for, by the folder that they are kept in."""
+
+    results: Path
+    jobs: dict[str, list[Job]]
+
+    def left(self) -> dict[str, list[Job]]:
+        """The runs that are still to be made; complains about damaged ones."""
+        found = {name: unfinished(jobs, self.results / name) for name, jobs in self.jobs.items()}
+        for message in (message for _, problems in found.values() for message in problems):
+            complain(message)
+        return {name: left for name, (left, _) in found.items()}
+
+
+def plan(problems: Sequence[str], methods: Sequence[str], seeds: Sequence[int], results: Path) -> Plan:
+    """The runs of these problems and methods, or of all."""
+    here, able = available(problems, methods, METHODS)
+    problem_names, method_names = ({each.name for each in some} for some in (here, able))
+    jobs: dict[str, list[Job]] = {
+        FAMILY_FOLDER: [*entries(here, able, seeds)],
+        BATCHES_FOLDER: [job for job in batched(problem_names, seeds) if job.method in method_names],
+        ENDINGS_FOLDER: [job for job in endings(problem_names, seeds) if job.method in method_names],
+    }
+    return Plan(results, jobs)
+
+
+def available(
+    problems: Sequence[str], methods: Sequence[str], table: Mapping[str, Method]
+) -> tuple[list[Problem], list[Method]]:
+    """What was asked for by name, or all of it, as far as it can run here; complains about the rest."""
+    chosen = [named("problem", name, PROBLEMS) for name in problems or PROBLEMS]
+    able = [named("method", name, table) for name in methods or table]
+    missing = without_data(problem.name for problem in chosen)
+    for message in (*missing.values(), *(method.missing for method in able if method.missing)):
+        complain(message)
+    return [each for each in chosen if each.name not in missing], [each for each in able if not each.missing]
+
+
+def announce(console: Console, asked: Plan, left: dict[str, list[Job]], processes: int) -> None:
+    """Say how much there is to do and how long it takes, about."""
+    total, rest = (sum(map(len, jobs.values())) for jobs in (asked.jobs, left))
+    tell(console, f"{total} runs ({total - rest} done before) in {asked.results}")
+    if rest:
+        seconds = sum(job.estimate() for jobs in left.values() for job in jobs)
+        spread = f"{duration(seconds / processes)} with {processes} jobs, " if processes > 1 else ""
+        tell(console, f"Estimated time: {spread}{duration(seconds)} on one core")
+
+
+def make(console: Console, asked: Plan, left: dict[str, list[Job]], processes: int) -> bool:
+    """Make the runs; returns whether all of them ended well."""
+    failed: list[Outcome] = []
+    with shown(console, sum(map(len, left.values()))) as show:
+
+        def done(outcome: Outcome) -> None:
+            show(outcome)
+            if outcome.record is None:
+                failed.append(outcome)
+                complain(f"{title(outcome.job)}: {outcome.error}")
+
+        try:
+            for name, jobs in left.items():
+                sweep(jobs, asked.results / name, processes, done)
+        except KeyboardInterrupt:
+            complain("Stopped. The same command continues with the runs that are left.")
+            raise
+    return not failed
+
+
+@contextmanager
+def shown(console: Console, total: int) -> Iterator[Callable[[Outcome], None]]:
+    """A context with a bar on a terminal; elsewhere a line of JSON is printed for every ended run."""
+    if not console.is_terminal:
+        yield lambda outcome: raw(console, json.dumps(asdict(outcome.job) | {"failed": outcome.record is None}))
+        return
+    columns = (TextColumn("{task.description}", markup=False), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+    with Progress(*columns, console=console, transient=True) as progress:
+        bar = progress.add_task("", total=total)
+        yield lambda outcome: progress.update(bar, advance=1, description=title(outcome.job))
+
+
+def title(job: Job) -> str:
+    """A run in words."""
+    return ", ".join(f"{name} {value}" for name, value in asdict(job).items() if value is not None)

@@ -1,0 +1,209 @@
+"""The page on the study: its origin, the numbers that were aimed for, figures, and a table for each problem."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from datetime import UTC, datetime
+from math import isfinite, isinf
+from pathlib import Path
+from statistics import geometric_mean, median
+
+from rich.console import Console
+
+from ..arguments import BadInput
+from ..figures import save
+from ..page import Cell, Table, number
+from ..provenance import described, distinct, seed_ranges
+from ..results import write_bytes
+from ..screen import complain, tell
+from ..sweep import check_writable
+from .figures import draw_batches, draw_rates
+from .methods import LABELS, METHODS
+from .problems import BASES, Problem
+from .ratios import by_batch
+from .scores import LBFGS, Record, Scores, gradients_to, middle, place, shown
+from .store import BATCHES_FOLDER, ENDINGS_FOLDER, FAMILY_FOLDER, load
+from .wanted import wanted_table
+
+READING = """\
+Every gradient is computed on all samples, so there is no noise. A method is counted in gradients; line searches are
+counted too. `Anderson(base)` has its default options. The target is a loss within 10 % of the lowest that any method
+found with that seed, unless the problem says otherwise. Numbers are medians over seeds; `-`: not reached with the
+allowed gradients by half of the seeds or more. The learning rates span a factor of 30, up to near the base's limit of
+stability. L-BFGS is torch's, with strong Wolfe line search and a history of 10 or 100; nonlinear CG is SciPy's. AADL is
+the implementation by the paper's authors, with its defaults; the two losses that it evaluates without gradients at
+every step are not counted. Nothing was tuned on problems that are marked as held out."""
+ON_RATIOS = """\
+Ratios are geometric means over problems, bases, rates and seeds. A run of ours that does not reach its target counts as
+twice the allowed gradients, a run of another method as the allowed gradients; pairs in which both fail are left out.
+The loss at the end of a run is the lowest of its last 10. A base is stable if it does not diverge and its last 10
+losses are within 1.5 times its lowest. Gradients over the base are those to come within 0.1 % of its lowest loss. Tasks
+with noise and the cost at rest are measured by `benchmarks/never_worse.py` and `benchmarks/step_cost.py`."""
+ON_BATCHES = """\
+300 steps with each batch size, the second of the four learning rates, both methods on the same batches. Final loss:
+that of all samples, median of ten evaluations over the last 45 steps. Lines are means over seeds, bands the range.
+Below 1 the accelerated base is better; with few or no jumps it rests, and its time is near the base's."""
+
+
+def build_page(results: Path, out: Path) -> tuple[Path, list[str]]:
+    """Write page and figures of what is there; returns the page, and a message for each damaged line."""
+    family, batches, endings = (load(results / name) for name in (FAMILY_FOLDER, BATCHES_FOLDER, ENDINGS_FOLDER))
+    if not family[0]:
+        raise BadInput(f"No run in {results}: see `torch-anderson whole-batch`.")
+    scores = Scores(family[0])
+    out.mkdir(parents=True, exist_ok=True)
+    save(draw_rates(scores), out, "rates")
+    if measured := by_batch(batches[0]):
+        save(draw_batches(measured), out, "batches")
+    page = out / "README.md"
+    write_bytes(page, text(scores, batches[0], endings[0]).encode())
+    return page, [message for _, problems in (family, batches, endings) for message in problems]
+
+
+def show_page(console: Console, results: Path, out: Path) -> None:
+    """Make the page; say what could not be read, and where the page is."""
+    check_writable(out)
+    page, problems = build_page(results, out)
+    for message in problems:
+        complain(message)
+    tell(console, f"Page: {page.resolve()}")
+
+
+def text(scores: Scores, batches: Sequence[Record], endings: Sequence[Record]) -> str:
+    """The whole page."""
+    parts = ["# Whole batches: gradients that optimizers need", origin([*scores.records, *batches, *endings]), READING]
+    parts += ["![Gradients against the learning rate](rates.png)"]
+    parts += ["## Numbers to reach", ON_RATIOS, wanted_table(scores, endings).markdown()]
+    parts += ["## Gradients to target"]
+    for problem in scores.problems:
+        parts += [f"### {heading(problem)}", about(problem), gradient_table(scores, problem).markdown()]
+    parts += ["## Processor time", time_table(scores).markdown()]
+    if measured := by_batch(batches):
+        parts += ["## Smaller batches", ON_BATCHES, "![Gain against the batch size](batches.png)"]
+        parts += [batch_table(measured).markdown()]
+    if endings:
+        parts += ["## Noise that ends", ending_table(endings).markdown()]
+    return "\n\n".join(parts) + "\n"
+
+
+def origin(records: Sequence[Record]) -> str:
+    """Command, date, versions, hardware and seeds."""
+    seeds = seed_ranges({each["seed"] for each in records})
+    hours = sum(each["cpu_seconds"] for each in records) / 3600
+    dates = sorted({str(each.get("date", ""))[:10] for each in records})
+    made = " to ".join(dict.fromkeys((dates[0], dates[-1])))
+    lines = [
+        f"- page made {datetime.now(UTC):%Y-%m-%d} from {len(records)} runs, made {made}",
+        f"- seeds {seeds}, {hours:.2f} core hours",
+        *(f"- {words}" for words in distinct(described(each.get("versions", {})) for each in records)),
+        *(f"- {words}" for words in distinct(described(each.get("hardware", {})) for each in records)),
+    ]
+    return "\n".join([f"`torch-anderson whole-batch --seeds {seeds}`", "", *lines])
+
+
+def heading(problem: Problem) -> str:
+    """The problem's title."""
+    return problem.title + (" (held out)" if problem.held_out else "")
+
+
+def about(problem: Problem) -> str:
+    """What is minimised, and the target."""
+    goal = f"{problem.excess:g} above the optimum" if problem.excess is not None else "within 10 % of the lowest loss"
+    return f"{problem.build.__doc__} Target: {goal}, {problem.gradients} gradients allowed."
+
+
+def gradient_table(scores: Scores, problem: Problem) -> Table:
+    """Methods in rows, learning rates in columns."""
+    headers = ["method", "learning rates", "lowest", "second", "third", "highest", "worst run"]
+    rows = [list(gradient_row(scores, problem, method)) for method in scores.methods(problem.name)]
+    return Table(headers, rows)
+
+
+def gradient_row(scores: Scores, problem: Problem, method: str) -> Iterator[Cell]:
+    """One method; without a learning rate its number is in the first column."""
+    rates = scores.rates(problem.name, method)
+    counts = [scores.counts(problem.name, method, rate).values() for rate in rates]
+    yield Cell(METHODS[method].label)
+    yield Cell(" ".join(f"{rate:g}" for rate in rates if rate is not None))
+    yield from (Cell(shown(middle(each))) for each in counts)
+    yield from [Cell("")] * (4 - len(rates))
+    yield Cell(shown(max(count for each in counts for count in each)))
+
+
+def time_table(scores: Scores) -> Table:
+    """Time of a gradient with its step, and seconds to target, for every problem."""
+    ours = [f"Anderson({label})" for label in LABELS.values()]
+    headers = ["problem", "ms per gradient, SGD", *(f"{label} / base" for label in ours), "L-BFGS / SGD"]
+    headers += ["seconds to target: best first-order", *ours, "L-BFGS"]
+    return Table(headers, [time_row(scores, problem) for problem in scores.problems])
+
+
+def time_row(scores: Scores, problem: Problem) -> list[Cell]:
+    """One problem."""
+    name = problem.name
+    base = {each: gradient_time(scores, name, each) for each in METHODS}
+    ratios = [quotient(base[f"anderson-{each}"], base[each]) for each in BASES]
+    best, lbfgs = scores.best(name, BASES), scores.best(name, LBFGS)
+    cells = [Cell(problem.title), Cell(number(1000 * base["sgd"]))]
+    cells += [Cell(number(each)) for each in (*ratios, quotient(base[lbfgs[0]] if lbfgs else 0.0, base["sgd"]))]
+    cells += [Cell(number(seconds_to_target(scores, name, *best)) if best else "–")]
+    cells += [Cell(number(over_rates(scores, name, f"anderson-{each}"))) for each in BASES]
+    return [*cells, Cell(number(seconds_to_target(scores, name, *lbfgs)) if lbfgs else "–")]
+
+
+def quotient(upper: float, lower: float) -> float | None:
+    """A ratio, None where a part is missing."""
+    return upper / lower if upper and lower else None
+
+
+def gradient_time(scores: Scores, problem: str, method: str) -> float:
+    """Processor seconds of a gradient with its step, median over runs; 0 without runs."""
+    runs = [each for rate in scores.rates(problem, method) for each in scores.runs(problem, method, rate).values()]
+    return median(each["cpu_seconds"] / len(each["losses"]) for each in runs) if runs else 0.0
+
+
+def seconds_to_target(scores: Scores, problem: str, method: str, rate: float | None) -> float | None:
+    """Processor time to target, median over seeds; None where it is not reached."""
+    times = [seconds(scores, each) for each in scores.runs(problem, method, rate).values()]
+    found = middle(times)
+    return None if isinf(found) else found
+
+
+def seconds(scores: Scores, record: Record) -> float:
+    """Processor time of a run to its target; infinite where it is not reached."""
+    count = gradients_to(record, scores.goals[place(record)])
+    return float(record["seconds"][int(count) - 1]) if isfinite(count) else count
+
+
+def over_rates(scores: Scores, problem: str, method: str) -> float | None:
+    """Geometric mean over rates of the time to target; None where a rate does not reach it."""
+    times = [seconds_to_target(scores, problem, method, rate) for rate in scores.rates(problem, method)]
+    reached = [each for each in times if each]
+    return geometric_mean(reached) if reached and len(reached) == len(times) else None
+
+
+def batch_table(measured: Mapping[tuple[str, str, int], Mapping[str, list[float]]]) -> Table:
+    """The numbers behind the figure."""
+    headers = ["problem", "base", "batch", "final loss / base's", "worst seed", "jumps", "time / base's"]
+    rows = []
+    for (problem, base, size), values in sorted(measured.items()):
+        loss, jumps, time = values["loss"], values["accepted"], values["time"]
+        numbers = [geometric_mean(loss), max(loss), sum(jumps) / len(jumps), geometric_mean(time)]
+        rows.append([Cell(problem), Cell(LABELS[base]), Cell(str(size)), *(Cell(number(each)) for each in numbers)])
+    return Table(headers, rows)
+
+
+def ending_table(endings: Sequence[Record]) -> Table:
+    """Steps with the whole batch up to the first accepted jump, after 300 steps with a batch of 64."""
+    rows = []
+    for kind in sorted({(each["problem"], each["method"]) for each in endings}):
+        runs = [each for each in endings if (each["problem"], each["method"]) == kind]
+        found = sorted(each["first"] for each in runs if each["first"] is not None)
+        jumps = sum(each["noisy"] for each in runs) / len(runs)
+        cells = [
+            kind[0],
+            METHODS[kind[1]].label,
+            f"{len(found)} of {len(runs)}",
+            " ".join(map(str, found)),
+            number(jumps),
+        ]
+        rows.append([Cell(each) for each in cells])
+    return Table(["problem", "method", "runs with a jump", "steps to the first", "jumps while noisy"], rows)

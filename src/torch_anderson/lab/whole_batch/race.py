@@ -1,0 +1,113 @@
+"""One run of the family: a problem, a method, a learning rate and a seed, and the record that it leaves."""
+
+import math
+import time
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager, suppress
+from dataclasses import asdict, dataclass
+from functools import cache
+from typing import Any
+
+import torch
+
+from ..runner import one_thread
+from .methods import METHODS, Meter, Method, Spent, base_optimizer
+from .problems import BASES, PROBLEMS, Case, Problem
+
+Record = dict[str, Any]
+SLOWER = 1.15
+"""Time of a run over that of its gradients alone, on the average."""
+
+
+@dataclass(frozen=True)
+class Entry:
+    """What to run."""
+
+    problem: str
+    method: str
+    rate: float | None
+    """None for methods without a learning rate."""
+    seed: int
+
+    def make(self) -> Record:
+        """Make the run."""
+        return run(self)
+
+    def estimate(self) -> float:
+        """Seconds that the run takes, about."""
+        return SLOWER * PROBLEMS[self.problem].gradients * gradient_seconds(self.problem)
+
+
+def entries(problems: Iterable[Problem], methods: Iterable[Method], seeds: Iterable[int]) -> list[Entry]:
+    """All runs, seeds outermost, so that an unfinished study has all methods on its first seeds."""
+    chosen, methods = list(problems), list(methods)
+    return [
+        Entry(problem.name, method.name, rate, seed)
+        for seed in seeds
+        for problem in chosen
+        for method in methods
+        for rate in ((None,) if method.base is None else problem.rates[method.base])
+    ]
+
+
+def run(entry: Entry, methods: Mapping[str, Method] = METHODS) -> Record:
+    """Make a run on one thread; raises ``MissingData`` where the problem's data are not on this machine."""
+    problem, method = PROBLEMS[entry.problem], methods[entry.method]
+    with prepared(problem, entry.seed) as case:
+        meter = Meter(case, problem.gradients)
+        with suppress(Spent):
+            method.run(meter, entry.rate or math.nan)
+        return asdict(entry) | measured(meter)
+
+
+@contextmanager
+def prepared(problem: Problem, seed: int) -> Iterator[Case]:
+    """A context with one thread and separate random numbers, in which a problem is built."""
+    with one_thread(), torch.random.fork_rng(devices=[]):
+        warm_up()
+        torch.manual_seed(seed)
+        yield problem.build(seed)
+
+
+@cache
+def warm_up() -> None:
+    """Use every optimizer once: the first use in a process takes seconds, which would count as the method's time."""
+    weight = torch.nn.Parameter(torch.ones(()))
+    weight.grad = torch.ones(())
+    for base in BASES:
+        base_optimizer(base, [weight], 0.1).step()
+
+
+def measured(meter: Meter) -> Record:
+    """What is kept of a run beside its name."""
+    seconds = time.process_time() - meter.started
+    with torch.no_grad():
+        final = float(meter.case.loss(None))
+    return {
+        "losses": meter.losses,
+        "seconds": [float(f"{value:.4g}") for value in meter.seconds],
+        "cpu_seconds": seconds,
+        "final": final,
+        "forward": meter.forward,
+        "optimum": meter.case.optimum,
+        "stats": counters(meter.optimizer),
+    }
+
+
+def counters(optimizer: Any) -> dict[str, float]:
+    """The counts of ``Anderson``, or of a prototype that keeps them in a dictionary; empty for other optimizers."""
+    if hasattr(optimizer, "stats"):
+        return {name: float(value) for name, value in optimizer.stats.as_dict().items() if value}
+    return {name: float(value) for name, value in getattr(optimizer, "count", {}).items() if value}
+
+
+@cache
+def gradient_seconds(problem: str) -> float:
+    """Time of one gradient, the lowest of three."""
+    times = []
+    with prepared(PROBLEMS[problem], 0) as case:
+        for _ in range(3):
+            started = time.perf_counter()
+            case.loss(None).backward()
+            times.append(time.perf_counter() - started)
+    return min(times)

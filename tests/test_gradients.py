@@ -1,0 +1,417 @@
+"""Anderson on gradients: jumps, the test by the next gradient, noise and rest, and the function that is descended."""
+
+import math
+from itertools import pairwise
+
+import pytest
+import torch
+from reference import lbfgs_direction
+from scipy import optimize
+from torch import nn, optim
+from torch.nn.functional import cross_entropy, mse_loss
+
+from torch_anderson import Anderson
+from torch_anderson._anderson.secants import Secants
+
+BASES = {
+    "sgd": lambda params, **options: optim.SGD(params, lr=0.03, **options),
+    "nesterov": lambda params, **options: optim.SGD(params, lr=0.01, momentum=0.9, nesterov=True, **options),
+    "adam": lambda params, **options: optim.Adam(params, lr=3e-3, **options),
+}
+
+
+def quadratic(n=8, condition=100.0, seed=0):
+    """A parameter and the loss (w - c)'A(w - c) / 2, with A and c."""
+    generator = torch.Generator().manual_seed(seed)
+    basis = torch.linalg.qr(torch.randn(n, n, generator=generator, dtype=torch.float64))[0]
+    matrix = basis @ torch.diag(torch.logspace(0, -math.log10(condition), n, dtype=torch.float64)) @ basis.T
+    centre = torch.randn(n, generator=generator, dtype=torch.float64)
+    w = nn.Parameter(torch.zeros(n, dtype=torch.float64))
+    return w, lambda: 0.5 * (w - centre) @ matrix @ (w - centre), matrix, centre
+
+
+def train(optimizer, loss_of, steps, closure=False):
+    """The losses at the weights of each gradient."""
+    losses = []
+
+    def evaluate():
+        optimizer.zero_grad()
+        loss = loss_of()
+        loss.backward()
+        losses.append(loss.item())
+        return loss
+
+    for _ in range(steps):
+        if closure:
+            optimizer.step(evaluate)
+        else:
+            evaluate()
+            optimizer.step()
+    return losses
+
+
+def softmax_regression(seed=0):
+    generator = torch.Generator().manual_seed(seed)
+    inputs = torch.randn(200, 8, generator=generator, dtype=torch.float64)
+    classes = (inputs @ torch.randn(8, 3, generator=generator, dtype=torch.float64)).argmax(1)
+    torch.manual_seed(seed)
+    model = nn.Linear(8, 3).double()
+
+    def loss():
+        return cross_entropy(model(inputs), classes) + 1e-3 * sum(p.square().sum() for p in model.parameters())
+
+    return model, loss
+
+
+# ------------------------------------------------------------------------------------------------------------- jumps
+
+
+def rows_of(pairs, size):
+    """The rows of a history (previous minus present), and slots newest first, of pairs (point, gradient)."""
+    differences = [(a[0] - b[0], a[1] - b[1]) for a, b in pairwise(pairs)]
+    empty = torch.zeros_like(pairs[0][0])
+    points = [d[0] for d in differences] + [empty] * (size - len(differences))
+    gradients = [d[1] for d in differences] + [empty] * (size - len(differences))
+    return torch.stack([*gradients, pairs[-1][1], *points]), list(reversed(range(len(differences))))
+
+
+def random_pairs(n, count, seed=0):
+    """Pairs of a convex function that is not quadratic."""
+    generator = torch.Generator().manual_seed(seed)
+    points = torch.randn(count, n, generator=generator, dtype=torch.float64)
+    scales = torch.logspace(0, 2, n, dtype=torch.float64)
+    return [(w, scales * w.sinh()) for w in points]
+
+
+@pytest.mark.parametrize("count", [2, 4, 7])
+def test_a_jump_is_the_direction_of_the_textbooks_two_loops(count):
+    pairs = random_pairs(20, count)
+    rows, slots = rows_of(pairs, size=8)
+    secants = Secants((rows @ rows.T).tolist(), slots)
+    weights = secants.jump(secants.least_squares(), gain=1.0)
+    expected = lbfgs_direction(pairs)
+    torch.testing.assert_close(-(torch.tensor(weights, dtype=torch.float64) @ rows), expected, rtol=1e-9, atol=0)
+
+
+def test_where_pairs_span_the_gradient_a_jump_goes_to_the_minimum_of_a_quadratic():
+    _, _, matrix, centre = quadratic(n=4)
+    points = torch.randn(6, 4, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
+    rows, slots = rows_of([(point, matrix @ (point - centre)) for point in points], size=8)
+    secants = Secants((rows @ rows.T).tolist(), slots)
+    jump = -(torch.tensor(secants.jump(secants.least_squares(), gain=0.0), dtype=torch.float64) @ rows)
+    torch.testing.assert_close(points[-1] + jump, centre, rtol=0, atol=1e-5)  # a ridge of 1e-10 on unit columns
+
+
+def test_a_trajectory_worked_out_by_hand():
+    """f(x) = x^2 / 2, gradient x, plain steps of 0.5 x from x = 16: the fourth gradient makes the first jump."""
+    x = nn.Parameter(torch.tensor([16.0], dtype=torch.float64))
+    optimizer = Anderson(optim.SGD([x], lr=0.5))
+    seen = []
+    for _ in range(6):
+        seen.append(x.item())
+        x.grad = x.detach().clone()
+        optimizer.step()
+    assert seen == [16.0, 8.0, 4.0, 2.0, 0.0, 0.0]  # a pair has s = y, so H = 1 and the jump is -g
+    assert optimizer.stats.counts["accepted"] == 1
+
+
+@pytest.mark.parametrize("base", BASES)
+@pytest.mark.parametrize("closure", [False, True], ids=["gradient", "closure"])
+def test_a_quadratic_is_solved_in_about_as_many_gradients_as_it_has_dimensions(base, closure):
+    w, loss, _, centre = quadratic()
+    train(Anderson(BASES[base]([w])), loss, 30, closure)
+    torch.testing.assert_close(w.detach(), centre, rtol=0, atol=1e-6)
+
+
+@pytest.mark.parametrize("base", BASES)
+def test_a_convex_problem_takes_no_more_than_twice_the_gradients_of_scipys_lbfgs(base):
+    model, loss = softmax_regression()
+    start = [p.detach().clone() for p in model.parameters()]
+    evaluations = []
+
+    def function(x):
+        torch.nn.utils.vector_to_parameters(torch.from_numpy(x), model.parameters())
+        model.zero_grad()
+        value = loss()
+        value.backward()
+        evaluations.append(value.item())
+        return value.item(), torch.nn.utils.parameters_to_vector([p.grad for p in model.parameters()]).numpy()
+
+    x0 = torch.nn.utils.parameters_to_vector(start).numpy()
+    lowest = optimize.minimize(function, x0, jac=True, method="L-BFGS-B", options={"ftol": 1e-14}).fun
+    with torch.no_grad():
+        for p, value in zip(model.parameters(), start, strict=True):
+            p.copy_(value)
+    losses = train(Anderson(BASES[base](model.parameters())), loss, 100)
+
+    def needed(values):
+        return next(i for i, value in enumerate(values) if value <= lowest + 1e-6)
+
+    assert needed(losses) <= 2 * needed(evaluations)
+
+
+# ------------------------------------------------------------------------------------------------------ the decision
+
+
+@pytest.mark.parametrize("seed", range(5))
+@pytest.mark.parametrize("base", BASES)
+def test_decisions_agree_with_the_true_losses_of_a_convex_problem(base, seed):
+    """If the gradient at the end of a jump does not point back, the loss is no higher there than at its start."""
+    model, loss = softmax_regression(seed)
+    optimizer = Anderson(BASES[base](model.parameters()))
+    count = optimizer.stats.counts
+    accepted, rises, start = 0, 0, None
+    for _ in range(60):
+        optimizer.zero_grad()
+        value = loss()
+        value.backward()
+        here = torch.nn.utils.parameters_to_vector(model.parameters()).detach().clone()
+        gradient = torch.nn.utils.parameters_to_vector([p.grad for p in model.parameters()])
+        before = count.copy()
+        optimizer.step()
+        refused = count["rejected_gradient"] > before["rejected_gradient"]
+        if start is not None:
+            point, lowest, steepest = start
+            slope = gradient @ (here - point)
+            if refused:
+                assert slope > 0 or gradient.norm() > 4 * steepest
+            else:
+                accepted += 1
+                rises += value.item() > lowest
+                assert slope > 0 or value.item() <= lowest * (1 + 1e-12)
+        if not refused:
+            start = (here, value.item(), gradient.norm()) if count["attempted"] > before["attempted"] else None
+        elif count["attempted"] == before["attempted"]:
+            start = None
+    assert accepted > 30
+    assert rises <= 0.1 * accepted
+
+
+def test_a_refused_jump_leaves_the_base_as_it_was_and_returns_its_loss():
+    w, loss, _, _ = quadratic()
+    base = optim.Adam([w], lr=1e-2)
+    optimizer = Anderson(base)
+    train(optimizer, loss, 6)
+    steps, moments = base.state[w]["step"].clone(), base.state[w]["exp_avg"].clone()
+
+    def far_off():  # where a gradient points back, steeply
+        optimizer.zero_grad()
+        w.grad = 1e6 * torch.ones_like(w)
+        return torch.tensor(7.0)
+
+    assert optimizer.step(far_off) == 7.0
+    assert optimizer.stats.counts["rejected_gradient"] == 1
+    torch.testing.assert_close(base.state[w]["step"], steps, rtol=0, atol=0)
+    torch.testing.assert_close(base.state[w]["exp_avg"], moments, rtol=0, atol=0)
+
+
+def test_after_three_refusals_the_weights_are_at_the_plain_point():
+    w, loss, _, _ = quadratic()
+    optimizer = Anderson(optim.SGD([w], lr=0.1))
+    train(optimizer, loss, 8)
+    optimizer.zero_grad()
+    loss().backward()
+    plain = w.detach() - 0.1 * w.grad
+    optimizer.step()
+    refused = optimizer.stats.counts["rejected_gradient"]
+    for _ in range(3):
+        assert not torch.equal(w.detach(), plain)
+        w.grad = 1e6 * torch.ones_like(w)
+        optimizer.step()
+        refused += 1
+        assert optimizer.stats.counts["rejected_gradient"] == refused
+        if optimizer._driver.resting:  # earlier, if others were refused before
+            break
+    torch.testing.assert_close(w.detach(), plain, rtol=0, atol=0)
+
+
+def test_a_jump_to_where_the_gradient_is_not_finite_is_taken_back_at_once():
+    w, loss, _, _ = quadratic()
+    optimizer = Anderson(optim.SGD([w], lr=0.1))
+    train(optimizer, loss, 8)
+    w.grad = torch.full_like(w, torch.inf)
+    optimizer.step()
+    assert w.isfinite().all()
+    assert train(optimizer, loss, 40)[-1] < 1e-9
+
+
+def test_without_safeguard_every_jump_stays():
+    w, loss, _, _ = quadratic()
+    optimizer = Anderson(optim.SGD([w], lr=0.1), safeguard=None)
+    train(optimizer, loss, 14)
+    assert optimizer.stats.counts["accepted"] == optimizer.stats.counts["attempted"] > 5
+
+
+def test_a_write_from_outside_lets_a_pending_jump_be():
+    w, loss, _, _ = quadratic()
+    optimizer = Anderson(optim.SGD([w], lr=0.1))
+    train(optimizer, loss, 8)
+    with torch.no_grad():
+        w.zero_()
+    train(optimizer, loss, 1)
+    assert optimizer.stats.counts["rejected_outside_write"] == 1
+    assert train(optimizer, loss, 40)[-1] < 1e-12
+
+
+# ------------------------------------------------------------------------------------------------------------- noise
+
+
+def noisy_regression(batch, seed=0):
+    generator = torch.Generator().manual_seed(seed)
+    inputs = torch.randn(2000, 10, generator=generator)
+    targets = inputs.sin().sum(1, keepdim=True) + torch.randn(2000, 1, generator=generator)
+    torch.manual_seed(seed)
+    model = nn.Sequential(nn.Linear(10, 20), nn.Tanh(), nn.Linear(20, 1))
+
+    def loss(size=batch):
+        chosen = torch.randint(2000, (size,), generator=generator) if size else slice(None)
+        return mse_loss(model(inputs[chosen]), targets[chosen])
+
+    return model, loss
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_small_batches_are_left_to_the_base(seed):
+    model, loss = noisy_regression(batch=16, seed=seed)
+    optimizer = Anderson(optim.Adam(model.parameters(), lr=1e-3))
+    train(optimizer, loss, 400)
+    assert optimizer.stats.counts["attempted"] <= 20
+    assert optimizer.stats.counts["skipped_noisy"] >= 8
+
+
+@pytest.mark.parametrize("seed", range(10))
+def test_when_the_noise_ends_a_jump_follows_within_40_steps(seed):
+    model, loss = noisy_regression(batch=16, seed=seed)
+    optimizer = Anderson(optim.Adam(model.parameters(), lr=1e-3))
+    train(optimizer, loss, 200)
+    before = optimizer.stats.counts["accepted"]
+    train(optimizer, lambda: loss(0), 40)
+    assert optimizer.stats.counts["accepted"] > before
+
+
+def test_a_step_at_rest_does_nothing_but_the_bases_step():
+    model, loss = noisy_regression(batch=16)
+    optimizer = Anderson(optim.SGD(model.parameters(), lr=1e-2))
+    while not optimizer._driver.resting:
+        train(optimizer, loss, 1)
+    optimizer.zero_grad()
+    loss().backward()
+    expected = [p.detach() - 1e-2 * p.grad for p in model.parameters()]
+    bytes_before, k = optimizer._driver.bytes(), optimizer._driver.state.k
+    optimizer.step()
+    assert (optimizer._driver.bytes(), optimizer._driver.state.k) == (bytes_before, k)
+    for p, value in zip(model.parameters(), expected, strict=True):
+        torch.testing.assert_close(p.detach(), value, rtol=1e-6, atol=1e-8)
+
+
+@pytest.mark.parametrize("noise, expected", [(0.0, 0.0), (1.0, 0.7)])
+def test_asymmetry_tells_noise_from_a_smooth_loss(noise, expected):
+    generator = torch.Generator().manual_seed(0)
+    _, _, matrix, _ = quadratic(n=200)
+    found = []
+    for _ in range(50):
+        w, pairs = torch.randn(200, generator=generator, dtype=torch.float64), []
+        for _ in range(4):
+            g = (1 - noise) * matrix @ w + noise * torch.randn(200, generator=generator, dtype=torch.float64)
+            pairs.append((w, g))
+            w = w - 0.1 * g
+        rows, slots = rows_of(pairs, size=4)
+        found.append(Secants((rows @ rows.T).tolist(), slots).asymmetry())
+    assert sum(found) / len(found) == pytest.approx(expected, abs=0.12)
+
+
+# --------------------------------------------------------------------------------------- the function that is descended
+
+DECAYS = {
+    "sgd": lambda p: optim.SGD(p, lr=0.1, weight_decay=0.3),
+    "nesterov": lambda p: optim.SGD(p, lr=0.03, momentum=0.9, nesterov=True, weight_decay=0.3),
+    "maximize": lambda p: optim.SGD(p, lr=0.1, weight_decay=0.3, maximize=True),
+    "adam": lambda p: optim.Adam(p, lr=1e-3, weight_decay=0.3),
+    "adam, decoupled": lambda p: optim.Adam(p, lr=1e-3, weight_decay=0.3, decoupled_weight_decay=True),
+    "adamw": lambda p: optim.AdamW(p, lr=1e-3, weight_decay=0.3),
+    "rmsprop": lambda p: optim.RMSprop(p, lr=1e-3, weight_decay=0.3),
+    "adagrad": lambda p: optim.Adagrad(p, lr=0.3, weight_decay=0.3),
+    "nadam": lambda p: optim.NAdam(p, lr=1e-3, weight_decay=0.3),
+    "asgd": lambda p: optim.ASGD(p, lr=0.1, lambd=0.2, alpha=0.0, t0=1e9, weight_decay=0.3),
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", DECAYS)
+def test_the_minimum_is_that_of_the_base_run_to_the_end(name):
+    """For every kind of weight decay; the base alone takes thousands of steps, with a rate that falls to 0."""
+    sign = -1.0 if name == "maximize" else 1.0
+    ends = []
+    for wrap, steps in ((lambda base: base, 20_000), (Anderson, 60)):
+        w, loss, _, _ = quadratic(n=4, condition=10.0)
+        base = DECAYS[name]([w])
+        optimizer = wrap(base)
+        rate = base.param_groups[0]["lr"]
+        for step in range(steps):
+            base.param_groups[0]["lr"] = rate * (1 - 0.999 * step / steps)
+            optimizer.zero_grad()
+            (sign * loss()).backward()
+            optimizer.step()
+        ends.append(w.detach().clone())
+    torch.testing.assert_close(ends[1], ends[0], rtol=0, atol=2e-3)
+
+
+def test_a_base_whose_weight_decay_is_unknown_is_left_alone_with_a_message(caplog):
+    class Unknown(optim.Optimizer):
+        def __init__(self, params):
+            super().__init__(params, {"lr": 0.1, "weight_decay": 0.1})
+
+        def step(self, closure=None):
+            for group in self.param_groups:
+                for p in group["params"]:
+                    p.data.add_(p.grad + 0.1 * p.data.sign(), alpha=-0.1)
+
+    w, loss, _, _ = quadratic()
+    optimizer = Anderson(Unknown([w]))
+    train(optimizer, loss, 20)
+    assert optimizer.stats.counts["attempted"] == 0
+    assert "residual='step'" in caplog.text
+
+
+@pytest.mark.parametrize("rate", [0.0, 1e-9])
+def test_a_group_whose_rate_is_next_to_nothing_stays_where_it_is(rate):
+    weights = [nn.Parameter(torch.zeros(3, dtype=torch.float64)) for _ in range(2)]
+    centre = torch.tensor([1.0, 2.0, 3.0], dtype=torch.float64)
+    optimizer = Anderson(optim.SGD([{"params": [weights[0]], "lr": 0.1}, {"params": [weights[1]], "lr": rate}]))
+    train(optimizer, lambda: sum(((w - centre) ** 2 * centre).sum() for w in weights), 30)
+    torch.testing.assert_close(weights[0].detach(), centre, rtol=0, atol=1e-6)
+    assert weights[1].abs().max() < 1e-6
+
+
+def test_groups_with_different_rates_reach_the_common_minimum():
+    weights = [nn.Parameter(torch.zeros(3, dtype=torch.float64)) for _ in range(2)]
+    centre = torch.tensor([1.0, 2.0, 3.0], dtype=torch.float64)
+    optimizer = Anderson(optim.SGD([{"params": [weights[0]], "lr": 0.1}, {"params": [weights[1]], "lr": 0.003}]))
+    train(optimizer, lambda: sum(((w - centre) ** 2 * centre).sum() for w in weights), 30)
+    for w in weights:
+        torch.testing.assert_close(w.detach(), centre, rtol=0, atol=1e-6)
+
+
+def test_a_schedule_does_not_disturb_the_history():
+    w, loss, _, centre = quadratic()
+    base = optim.SGD([w], lr=0.1)
+    optimizer = Anderson(base)
+    schedule = optim.lr_scheduler.ExponentialLR(optimizer, gamma=0.7)
+    for _ in range(30):
+        train(optimizer, loss, 1)
+        schedule.step()
+    assert optimizer.stats.counts["restarts"] == 0
+    torch.testing.assert_close(w.detach(), centre, rtol=0, atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [{"relaxation": 0.5}, {"store_period": 2}, {"max_jump": 2.0}, {"safeguard": "residual"}, {"safeguard": "loss"}],
+    ids=str,
+)
+def test_options_of_the_papers_method_are_refused_without_it(options):
+    (name,) = options
+    with pytest.raises(ValueError, match=f"Invalid {name}"):
+        Anderson(optim.SGD([nn.Parameter(torch.zeros(2))], lr=0.1), **options)
+    if name != "safeguard":
+        Anderson(optim.SGD([nn.Parameter(torch.zeros(2))], lr=0.1), residual="step", **options)
