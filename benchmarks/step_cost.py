@@ -14,7 +14,7 @@ import math
 import time
 from collections.abc import Callable, Sequence
 from contextlib import contextmanager
-from functools import partial
+from functools import cache, partial
 from itertools import cycle, islice
 from statistics import median
 from typing import Any, NamedTuple
@@ -180,11 +180,15 @@ def _timed_step(optimizer: Any, clock: Callable[[], float] = time.perf_counter, 
     """Seconds of one step with gradients of a paraboloid of condition 100, plus noise."""
     for group in optimizer.param_groups:
         for param in group["params"]:
-            curvature = torch.logspace(-2, 0, param.numel()).reshape(param.shape)
-            param.grad = curvature.mul_(param.detach())
+            param.grad = _curvature(param.shape) * param.detach()
             if noise:
                 param.grad.add_(torch.randn_like(param), alpha=noise)
     return timed(optimizer.step, clock)
+
+
+@cache
+def _curvature(shape: torch.Size) -> torch.Tensor:
+    return torch.logspace(-2, 0, shape.numel()).reshape(shape)
 
 
 def resnet50_shapes() -> list[tuple[int, ...]]:

@@ -22,6 +22,7 @@ from torch import Tensor
 
 from .._calls import BaseStep, JumpRefused
 from .._driver import logger
+from .._ranks.placement import local_part
 from .._records import JumpRecord
 from .._tensors.checkpoint import Entries
 from .gradient_memory import FIRST_REST, LONGEST_REST, GradientMemory
@@ -43,6 +44,8 @@ GROWTH = 2.0
 """A jump may be this many times as long as the last accepted one, after one was refused."""
 MEMORY, TOO_MANY = 0.8, 0.4
 """Memory of the moving average of refusals, and the average from which it rests."""
+FIRST_MOMENTS = ("momentum_buffer", "exp_avg")
+"""Names that torch's optimizers give them."""
 CALM = 0.1
 """Average of refusals below which the next rest is short again."""
 
@@ -173,6 +176,7 @@ class GradientDriver(GradientMemory):
             state.refusals *= MEMORY
             state.rest = FIRST_REST if state.refusals < CALM else state.rest
             state.radius = max(state.radius, GROWTH * state.length)
+            self.forget_momentum()
             self.conclude("")
             return True
         state.refusals = MEMORY * state.refusals + 1 - MEMORY
@@ -183,6 +187,13 @@ class GradientDriver(GradientMemory):
         else:
             self.go_back(secants)
         return False
+
+    def forget_momentum(self) -> None:
+        """Zero the base's first moments: they belong to a way that was not taken, and would lead off the end of it."""
+        states = [self.base.state[p] for p in self.space.params if p in self.base.state]
+        kept = [state.get(name) for state in states if isinstance(state, dict) for name in FIRST_MOMENTS]
+        if moments := [local_part(x) for x in kept if isinstance(x, Tensor)]:
+            torch._foreach_zero_(moments)
 
     def shorten(self, secants: Secants, slope: float, record: JumpRecord | None, tries: int) -> None:
         """Try a part of the refused jump: as far as a straight line through the slopes at both ends falls to 0."""
