@@ -338,6 +338,45 @@ def test_frozen_layers_and_groups_that_take_no_part_stay():
     assert torch.equal(model[0].weight, kept[0]) and torch.equal(model[2].bias, kept[1])
 
 
+@pytest.mark.parametrize("late", [False, True])
+def test_a_group_of_learning_rate_zero_stays_and_moves_again_from_where_it_is(late):
+    model = network()
+    optimizer = GaussNewton(SGD([{"params": layer.parameters()} for layer in (model[0], model[2])], lr=1e-3))
+    objective = equation(model)
+    train(optimizer, objective, 3 if late else 0)
+    optimizer.param_groups[1]["lr"] = 0.0
+    kept, accepted = weights(model[2]), optimizer.stats.counts["accepted"]
+    losses = train(optimizer, objective, 6)
+    assert optimizer.stats.counts["accepted"] > accepted and losses[-1] < losses[0]
+    assert_same(weights(model[2]), kept)
+    optimizer.param_groups[1]["lr"] = 1e-3
+    assert train(optimizer, objective, 6)[-1] < losses[-1]
+    assert not any(torch.equal(now, before) for now, before in zip(weights(model[2]), kept, strict=True))
+
+
+def test_the_memory_has_the_weights_of_all_parameters_whatever_their_rates():
+    """Otherwise a group whose rate was 0 at the last jump could be taken back to zeros."""
+    model = network()
+    optimizer = GaussNewton(SGD([{"params": layer.parameters()} for layer in (model[0], model[2])], lr=1e-3))
+    optimizer.param_groups[1]["lr"] = 0.0
+    train(optimizer, equation(model), 1)
+    saved = optimizer.state
+    for p in model.parameters():
+        assert torch.equal(saved[p]["anderson_weights"].reshape(p.shape), p.detach())
+
+
+def test_values_of_retained_samples_do_not_outlive_a_write_to_frozen_parameters():
+    model = network()
+    model[0].requires_grad_(False)
+    points = torch.rand(20, 1, dtype=torch.float64)
+    optimizer, objective = GaussNewton(SGD(model.parameters(), lr=1e-3)), equation(model, inside=Term(decay, points))
+    train(optimizer, objective, 2)
+    with torch.no_grad():
+        model[0].weight.mul_(1.5)
+    expected = objective.draw().loss().item()
+    assert float(optimizer.step(objective)) == pytest.approx(expected)
+
+
 def test_a_layer_may_be_frozen_on_the_way():
     model, optimizer, objective = driven()
     train(optimizer, objective, 3)

@@ -19,6 +19,11 @@ def has_rows(groups: Sequence[Group]) -> bool:
     return whole and len({p.device for p in params}) <= 1
 
 
+def moving(groups: Sequence[Group]) -> list[Tensor]:
+    """The parameters that a jump may change: those that take part, except groups with learning rate 0."""
+    return members([group for group in groups if group.get("lr") != 0])
+
+
 def double_vector(space: Space) -> Vector:
     """A new vector of zeros in float64, whatever the parameters' type."""
     return [part.double() for part in space.vector()]

@@ -30,7 +30,7 @@ class Residuals:
     """All residuals of an objective at any weights; ``n`` of them are trained, in the order of the model's."""
 
     def __init__(self, objective: Objective, params: Sequence[Tensor]):
-        trained = {id(p) for p in params}
+        trained = self.trained = {id(p) for p in params}
         found = dict(objective.module.named_parameters())
         names = [name for name, p in found.items() if id(p) in trained]
         self.objective = objective
@@ -57,6 +57,10 @@ class Residuals:
             self.dtype = own
             self.refresh()
             self._prepare(weights, samples)
+
+    def fits(self, objective: Objective, params: Sequence[Tensor]) -> bool:
+        """Whether these are the residuals of an objective, with these parameters trained."""
+        return self.objective is objective and self.trained == {id(p) for p in params}
 
     def check(self, given: Given, params: Sequence[Tensor]) -> None:
         """Raise for what cannot be a residual, changes the weights, or depends on parameters outside the model."""
@@ -92,9 +96,11 @@ class Residuals:
         parts = weights.split(self.sizes)
         return torch.cat([part.to(p.dtype).double() for part, p in zip(parts, self.params, strict=True)])
 
-    def refresh(self) -> None:
-        """Look at frozen parameters and buffers, which somebody may have changed."""
+    def refresh(self) -> bool:
+        """Look at parameters that are not trained and at buffers; returns whether somebody has changed them."""
+        before = self._constants
         self._constants = [self._cast(x.detach().clone()) for x in self.constants.values()]
+        return bool(before) and not all(map(torch.equal, before, self._constants))
 
     @torch.no_grad()
     def values(self, weights: Tensor, samples: Given) -> Values:

@@ -21,6 +21,7 @@ from torch import Tensor
 from .._calls import BaseStep
 from .batch import ROWS, Batch, Plan, plan
 from .control import fall
+from .flat import moving
 from .jump import Model, Move, fit, measure, path
 from .objective import Closure, Objective
 from .outputs import Unusable, agreeing
@@ -115,18 +116,26 @@ class TangentDriver(TangentMemory):
 
     def prepared(self, objective: Objective, bound: Mapping[str, Samples]) -> Residuals:
         """The residuals of the objective, checked and traced when they are first used with these parameters."""
-        found = self.residuals
-        if found is None or found.objective is not objective:
-            found = Residuals(objective, self.space.params)
-            if not found.n:
-                raise Unusable("constant_outputs", "no parameter of the objective's model is trained")
-            with agreeing(self.space.ranks), torch.enable_grad():
-                counts = self.plan(found, bound, blocks=1)
-                samples = objective.examples(bound, counts.total)
-                found.check(samples, self.space.params)
-                found.prepare(found.read(), samples, counts.fitted)
+        found, params = self.residuals, moving(self.base.param_groups)
+        if found is None or not found.fits(objective, params):
+            found = self.traced(objective, bound, params)
+            if self.residuals and self.residuals.trained != found.trained:
+                self.stop()
             self.residuals = found
-        found.refresh()
+        if found.refresh():
+            objective.at = None  # values of retained samples no longer hold
+        return found
+
+    def traced(self, objective: Objective, bound: Mapping[str, Samples], params: list[Tensor]) -> Residuals:
+        """The residuals as functions of these parameters, after a look at what they return."""
+        found = Residuals(objective, params)
+        if not found.n:
+            raise Unusable("constant_outputs", "no parameter of the objective's model is trained")
+        with agreeing(self.space.ranks), torch.enable_grad():
+            counts = self.plan(found, bound, blocks=1)
+            samples = objective.examples(bound, counts.total)
+            found.check(samples, params)
+            found.prepare(found.read(), samples, counts.fitted)
         return found
 
     def plan(self, residuals: Residuals, bound: Mapping[str, Samples], blocks: int) -> Plan:
@@ -213,7 +222,7 @@ class TangentDriver(TangentMemory):
     def go(self, model: Model, move: Move, found: Found) -> None:
         """Write the best weights."""
         weights, residuals = move.end(model.weights, found.best.length), model.residuals
-        self.keep(model.weights, self.origin, residuals)
+        self.keep_all(model.weights, self.origin, residuals)
         self.keep(move.jump, self.momentum, residuals)
         self.write(weights, residuals)
         self.retain(model, found.best.values, weights)

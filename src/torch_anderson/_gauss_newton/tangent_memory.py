@@ -45,8 +45,13 @@ class TangentMemory(Driver):
 
     def write(self, weights: Tensor, residuals: Residuals) -> None:
         """Set the parameters, and keep what their type would round."""
-        self.keep(weights, self.weights, residuals)
+        self.keep_all(weights, self.weights, residuals)
         residuals.write(weights)
+
+    def keep_all(self, weights: Tensor, vector: Vector, residuals: Residuals) -> None:
+        """Undo ``flat`` for weights, and add those of all other parameters, which may take part later."""
+        self.space.read(vector)
+        self.keep(weights, vector, residuals)
 
     def keep(self, flat: Tensor, vector: Vector, residuals: Residuals) -> None:
         """Undo ``flat``."""
