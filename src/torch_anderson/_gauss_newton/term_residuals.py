@@ -1,6 +1,6 @@
 """The residuals of one term at any weights, and rows of their Jacobian, in blocks of samples.
 
-They are traced where that can be done (``trace``), and evaluated with ``torch.func`` otherwise.
+They are traced where that can be done (``trace``, ``factors``), and evaluated with ``torch.func`` otherwise.
 """
 
 from __future__ import annotations
@@ -12,12 +12,13 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call, jacrev
 
+from .factors import Factors
 from .misfit import Convex
 from .objective import Objective, at_point
 from .outputs import Unusable
 from .population import Samples
 from .term import real_view
-from .trace import Factors, trace
+from .trace import trace
 
 SEEN = 4
 """Samples on which traced residuals and rows are compared with those of torch.func."""
