@@ -46,27 +46,29 @@ class Variant(NamedTuple):
     wrap: Callable[[Optimizer], Optimizer]
     steps: int = 5
     gives_outputs: bool = False
+    plain: int = 0
+    """Steps before it may jump."""
 
 
 PLAIN = Variant(lambda base: base)
 VARIANTS = {
-    "defaults": Variant(Anderson, steps=11),
-    "every_step": Variant(partial(Anderson, period=1, safeguard=None, max_jump=float("inf"))),
-    "residual": Variant(partial(Anderson, period=1, safeguard="residual", max_jump=float("inf"))),
+    "defaults": Variant(Anderson, steps=11, plain=3),
+    "every_step": Variant(partial(Anderson, residual="step", safeguard=None)),
+    "residual": Variant(partial(Anderson, residual="step")),
 }
 if hasattr(torch_anderson, "GaussNewton"):
     VARIANTS |= {
-        "gauss_newton": Variant(partial(torch_anderson.GaussNewton, loss="mse")),
+        "gauss_newton": Variant(partial(torch_anderson.GaussNewton, loss="mse"), plain=9),
         "gauss_newton_outputs": Variant(partial(torch_anderson.GaussNewton, loss="mse", budget=0.9), 16, True),
     }
 STABLE = {
-    "defaults": Variant(partial(Anderson, regularization=1e-4), steps=11),
-    "every_step": Variant(partial(Anderson, period=1, safeguard=None, max_jump=float("inf"), regularization=1e-4)),
-    "residual": Variant(partial(Anderson, period=1, safeguard="residual", max_jump=float("inf"), regularization=1e-4)),
+    "defaults": Variant(partial(Anderson, history_size=3), steps=8),
+    "every_step": Variant(partial(Anderson, residual="step", safeguard=None, regularization=1e-4)),
+    "residual": Variant(partial(Anderson, residual="step", regularization=1e-4)),
     **{name: variant for name, variant in VARIANTS.items() if name.startswith("gauss_newton")},
 }
-"""The same, with so much regularization that a jump magnifies rounding errors by no more than about 1e4."""
-JUMPING = {name: variant for name, variant in VARIANTS.items() if name not in ("defaults", "gauss_newton")}
+"""The same, with so few pairs or so much regularization that a jump magnifies rounding errors by about 1e4 at most."""
+JUMPING = {name: variant for name, variant in VARIANTS.items() if name != "gauss_newton"}
 """Those that jump within a few steps."""
 
 

@@ -124,7 +124,7 @@ def test_noise_free_drift_is_noise_for_the_paper_and_none_for_a_straight_line(t)
 def drift(steps: int, **options) -> list[float]:
     """Weights under a gradient of -1 at learning rate 1, without acceleration."""
     w = torch.zeros(1, dtype=torch.float64, requires_grad=True)
-    optimizer = Anderson(torch.optim.SGD([w], lr=1.0), period=10**9, store_period=10**9, **options)
+    optimizer = Anderson(torch.optim.SGD([w], lr=1.0), residual="step", period=10**9, store_period=10**9, **options)
     path = []
     for _ in range(steps):
         w.grad = -torch.ones_like(w)
@@ -161,11 +161,12 @@ def test_constant_points_are_no_noise(criterion, t):
 def test_steps_that_were_averaged_are_counted_and_the_count_survives_a_checkpoint(tolerance, averaged):
     """20 steps through a window of 4: from the fourth on all of them with no tolerance, none with a huge one."""
     w = torch.nn.Parameter(torch.ones(3))
-    optimizer = Anderson(torch.optim.SGD([w], lr=0.1), warmup=100, average=MovingAverage(4, tolerance=tolerance))
+    options = {"residual": "step", "warmup": 100, "average": MovingAverage(4, tolerance=tolerance)}
+    optimizer = Anderson(torch.optim.SGD([w], lr=0.1), **options)
     for _ in range(20):
         w.grad = w.detach().clone()
         optimizer.step()
     assert optimizer.stats.as_dict()["averaged"] == averaged
-    other = Anderson(torch.optim.SGD([w], lr=0.1), warmup=100, average=MovingAverage(4, tolerance=tolerance))
+    other = Anderson(torch.optim.SGD([w], lr=0.1), **options)
     other.load_state_dict(optimizer.state_dict())
     assert other.stats.as_dict()["averaged"] == averaged

@@ -12,9 +12,11 @@ from torch.optim import SGD, Optimizer
 from training import (
     BASES,
     EAGER,
+    GRADIENTS,
     assert_counters_add_up,
     assert_same,
     counts,
+    eager,
     loss_of,
     make,
     make_model,
@@ -26,19 +28,15 @@ from torch_anderson import Anderson, MovingAverage
 
 NAN = float("nan")
 WRONG_OPTIONS = [
-    *(
-        (name, value)
-        for name in ("history_size", "period", "store_period", "residual_steps")
-        for value in (0, -1, 1.0, True, "3", None)
-    ),
+    *((name, value) for name in ("history_size", "period", "store_period") for value in (0, -1, 1.0, True, "3", None)),
     *(("warmup", value) for value in (-1, 0.5, False, None)),
     *(("relaxation", value) for value in (0, -0.5, 1.5, NAN, "1", None, True)),
-    *(("regularization", value) for value in (-1e-9, NAN, math.inf, "small", True)),
+    *(("regularization", value) for value in (-1e-9, NAN, math.inf, "small", True, None)),
     *(("max_jump", value) for value in (0, -1.0, NAN, None)),
     *(
         (name, value)
-        for name in ("safeguard", "average", "storage", "process_group")
-        for value in ("other", ["descent"])
+        for name in ("residual", "safeguard", "average", "storage", "process_group")
+        for value in ("other", ["step"])
     ),
 ]
 WRONG_AVERAGES = [
@@ -48,11 +46,18 @@ WRONG_AVERAGES = [
     ("window", {"window": 3, "criterion": "detrended"}),
 ]
 WRONG_TOGETHER = [
-    ("safeguard", {"residual_steps": 10, "safeguard": "residual"}),
-    ("store_period", {"residual_steps": 10, "store_period": 2}),
-    ("residual_steps", {"residual_steps": 4, "period": 10}),
-    ("average", {"residual_steps": 10, "average": MovingAverage(3)}),
+    ("safeguard", {"residual": "gradient", "safeguard": "residual"}),
+    ("safeguard", {"safeguard": "loss"}),
+    ("safeguard", {"residual": "step", "safeguard": "gradient"}),
+    ("store_period", {"store_period": 2}),
+    ("relaxation", {"relaxation": 0.5}),
+    ("average", {"average": MovingAverage(3)}),
+    ("regularization", {"regularization": 1e-6}),
+    ("max_jump", {"max_jump": 2.0}),
 ]
+
+
+both = pytest.mark.parametrize("options", [EAGER, GRADIENTS], ids=["step", "gradient"])
 
 
 def refusal(option, value):
@@ -66,7 +71,7 @@ def refusal(option, value):
 def test_a_wrong_option_is_named_with_its_value_and_what_is_allowed(option, value):
     base = SGD(make_model().parameters(), lr=0.1)
     with pytest.raises(ValueError, match=refusal(option, value)):
-        Anderson(base, **{option: value})
+        Anderson(base, **{"residual": "step", option: value})
 
 
 @pytest.mark.parametrize("option, options", WRONG_TOGETHER, ids=str)
@@ -83,9 +88,13 @@ def test_a_wrong_setting_of_the_average_is_named_with_its_value_and_what_is_allo
 
 
 def test_numbers_may_come_as_numpy_scalars_and_tensors():
-    options = {"history_size": np.int64(3), "period": torch.tensor(4), "relaxation": np.float32(0.5), "max_jump": 3}
-    plain = Anderson(SGD(make_model().parameters(), lr=0.1), history_size=3, period=4, relaxation=0.5, max_jump=3.0)
-    assert Anderson(SGD(make_model().parameters(), lr=0.1), **options).options == plain.options
+    numbers = {"history_size": np.int64(3), "period": torch.tensor(4), "relaxation": np.float32(0.5), "max_jump": 3}
+    plain = {"history_size": 3, "period": 4, "relaxation": 0.5, "max_jump": 3.0}
+    found, expected = (
+        Anderson(SGD(make_model().parameters(), lr=0.1), residual="step", **options).options
+        for options in (numbers, plain)
+    )
+    assert found == expected
     assert MovingAverage(np.int32(3), tolerance=np.float64(0.2)) == MovingAverage(3, tolerance=0.2)
 
 
@@ -115,10 +124,11 @@ def test_an_accelerated_base_is_refused():
 
 
 @pytest.mark.parametrize("kind", ["frozen", "opted out", "empty"])
-def test_a_base_without_parameters_to_accelerate_makes_plain_steps(kind):
+@both
+def test_a_base_without_parameters_to_accelerate_makes_plain_steps(kind, options):
     param = nn.Parameter(torch.ones(0 if kind == "empty" else 3), requires_grad=kind != "frozen")
     group = {"params": [param]} | ({"anderson": False} if kind == "opted out" else {})
-    optimizer = Anderson(SGD([group], lr=0.1), **EAGER)
+    optimizer = Anderson(SGD([group], lr=0.1), **options)
     for _ in range(12):
         param.grad = torch.ones_like(param) if kind == "opted out" else None
         optimizer.step()
@@ -127,9 +137,10 @@ def test_a_base_without_parameters_to_accelerate_makes_plain_steps(kind):
     assert counts(optimizer).keys() <= {"skipped_short_history"}
 
 
-def test_parameters_that_are_all_frozen_at_first_are_accelerated_once_they_train():
+@both
+def test_parameters_that_are_all_frozen_at_first_are_accelerated_once_they_train(options):
     model = make_model().requires_grad_(False)
-    optimizer = Anderson(SGD(model.parameters(), lr=0.1), **EAGER)
+    optimizer = Anderson(SGD(model.parameters(), lr=0.1), **options)
     for _ in range(5):
         optimizer.step()
     model.requires_grad_(True)
@@ -143,8 +154,9 @@ def test_parameters_that_are_not_dense_are_refused():
         Anderson(SGD([holes], lr=0.1))
 
 
-def test_a_group_that_is_refused_is_not_added():
-    model, optimizer = make("sgd")
+@both
+def test_a_group_that_is_refused_is_not_added(options):
+    model, optimizer = make("sgd", **options)
     holes = nn.Parameter(torch.zeros(4, 6)[:, ::2])
     with pytest.raises(ValueError, match="not dense"):
         optimizer.add_param_group({"params": [holes]})
@@ -157,7 +169,7 @@ def test_sparse_adam_is_refused():
         Anderson(torch.optim.SparseAdam(make_model().parameters()))
 
 
-@pytest.mark.parametrize("options", [{}, {"store_period": 5, "period": 10}, {"residual_steps": 10}], ids=str)
+@pytest.mark.parametrize("options", [{}, EAGER, EAGER | {"store_period": 5, "period": 10}], ids=str)
 @pytest.mark.parametrize("base", [SGD, torch.optim.Adagrad])
 def test_sparse_gradients_are_refused_before_anything_moves(base, options):
     table = nn.Embedding(5, 3, sparse=True)
@@ -169,10 +181,11 @@ def test_sparse_gradients_are_refused_before_anything_moves(base, options):
     assert_same(weights(table), before)
 
 
-def test_sparse_gradients_of_a_group_that_opted_out_are_welcome():
+@both
+def test_sparse_gradients_of_a_group_that_opted_out_are_welcome(options):
     table, model = nn.Embedding(5, 4, sparse=True), make_model()
     groups = [{"params": table.parameters(), "anderson": False}, {"params": model.parameters()}]
-    optimizer = Anderson(SGD(groups, lr=0.1), **EAGER)
+    optimizer = Anderson(SGD(groups, lr=0.1), **options)
     for _ in range(9):
         optimizer.zero_grad()
         model(table(torch.tensor([1, 2]))).square().mean().backward()
@@ -189,7 +202,7 @@ def test_sparse_gradients_of_a_group_that_opted_out_are_welcome():
         ({"history_size": 5}, "history_size"),
         ({"average": MovingAverage(2)}, "average"),
         ({"average": None}, "average"),
-        ({"average": None, "residual_steps": 3}, "residual_steps"),
+        ({"average": None, "residual": "gradient"}, "another accelerator"),
     ],
     ids=str,
 )
@@ -200,19 +213,31 @@ def test_a_checkpoint_of_other_options_is_refused_and_nothing_changes(saved, nam
     assert_refused_without_damage(model, optimizer, source.state_dict(), named)
 
 
-def test_a_checkpoint_of_another_model_is_refused_and_nothing_changes():
-    model, optimizer = make("momentum")
+@pytest.mark.parametrize(
+    "saved, named", [({"history_size": 5}, "history_size"), (EAGER, "another accelerator")], ids=["size", "step"]
+)
+def test_a_checkpoint_of_other_options_than_the_defaults_is_refused_and_nothing_changes(saved, named):
+    model, optimizer = make("momentum", **GRADIENTS)
+    other, source = make("momentum", **{**GRADIENTS, **saved})
+    train(other, source, 7)
+    assert_refused_without_damage(model, optimizer, source.state_dict(), named)
+
+
+@both
+def test_a_checkpoint_of_another_model_is_refused_and_nothing_changes(options):
+    model, optimizer = make("momentum", **options)
     other = nn.Sequential(nn.Linear(4, 9), nn.Tanh(), nn.Linear(9, 1))
-    source = Anderson(BASES["momentum"](other.parameters()), **EAGER)
+    source = Anderson(BASES["momentum"](other.parameters()), **eager(**options))
     train(other, source, 7)
     assert_refused_without_damage(model, optimizer, source.state_dict(), r"another model.*\(9, 4\).*\(8, 4\)")
 
 
-def test_a_checkpoint_with_more_or_fewer_parameters_is_refused_and_nothing_changes():
+@both
+def test_a_checkpoint_with_more_or_fewer_parameters_is_refused_and_nothing_changes(options):
     for layers in (1, 3):
-        model, optimizer = make("momentum")
+        model, optimizer = make("momentum", **options)
         other = nn.Sequential(*(nn.Linear(4, 4) for _ in range(layers)))
-        source = Anderson(BASES["momentum"](other.parameters()), **EAGER)
+        source = Anderson(BASES["momentum"](other.parameters()), **eager(**options))
         train(other, source, 7)
         assert_refused_without_damage(model, optimizer, source.state_dict(), None)
 
@@ -233,12 +258,12 @@ def assert_refused_without_damage(model, optimizer, state_dict, match):
 
 KINDS = [
     {},
-    {"safeguard": "descent", "max_jump": 2.0},
+    {"average": MovingAverage(3)},
+    {"period": 1, "history_size": 2},
     {"safeguard": "residual"},
     {"safeguard": "loss"},
-    {"average": MovingAverage(3)},
-    {"residual_steps": 3},
-    {"period": 1, "history_size": 2},
+    {"residual": "gradient"},
+    {"residual": "gradient", "safeguard": None, "period": 2},
 ]
 
 
@@ -256,11 +281,12 @@ def test_gradients_gone_wrong_never_crash_and_are_counted(base, options, bad):
         optimizer.step(loss_fn=lambda i=i: loss_of(model, i))
     assert_counters_add_up(optimizer)
     if options.get("safeguard") != "residual" and not all(p.isfinite().all() for p in model.parameters()):
-        assert optimizer.stats.as_dict()["skipped_nonfinite"] > 0
+        noticed = "restarts" if options.get("residual") == "gradient" else "skipped_nonfinite"
+        assert optimizer.stats.as_dict()[noticed] > 0
 
 
 @pytest.mark.parametrize("base", ["sgd", "momentum"])
-@pytest.mark.parametrize("options", KINDS[:2] + KINDS[4:], ids=str)
+@pytest.mark.parametrize("options", KINDS[:3] + KINDS[5:], ids=str)
 def test_weights_gone_wrong_end_where_the_base_ends(base, options):
     model, optimizer = make(base, **options)
     train(model, optimizer, 7)
@@ -269,7 +295,7 @@ def test_weights_gone_wrong_end_where_the_base_ends(base, options):
             p.fill_(NAN)
     train(model, optimizer, 14)
     assert all(p.isnan().all() for p in model.parameters())
-    assert optimizer.stats.as_dict()["skipped_nonfinite"] > 0
+    assert optimizer.stats.as_dict()["restarts"] > 0
 
 
 @pytest.mark.parametrize("options", KINDS, ids=str)
@@ -323,14 +349,15 @@ def test_a_loss_function_that_fails_leaves_the_plain_step():
     assert_counters_add_up(optimizer)
 
 
-def test_a_base_that_fails_leaves_the_weights_and_can_go_on():
+@both
+def test_a_base_that_fails_leaves_the_weights_and_can_go_on(options):
     class Fails(Optimizer):
         def step(self, closure=None):
             raise RuntimeError("no")
 
     model = make_model()
     before = weights(model)
-    optimizer = Anderson(Fails(model.parameters(), {"lr": 0.1}), **EAGER)
+    optimizer = Anderson(Fails(model.parameters(), {"lr": 0.1}), **options)
     for _ in range(3):
         with pytest.raises(RuntimeError, match="no"):
             optimizer.step()

@@ -10,7 +10,7 @@ from torch.optim import SGD, Adam
 from training import BASES, EAGER, assert_counters_add_up, assert_same, loss_of, make, make_model, train, weights
 
 from torch_anderson import Anderson
-from torch_anderson._anderson.driver import NO_LOSS
+from torch_anderson._anderson.steps import NO_LOSS
 
 GUARDED = {**EAGER, "safeguard": "loss"}
 INPUTS = torch.randn(16, 4, generator=torch.Generator().manual_seed(0))
@@ -139,7 +139,7 @@ def test_a_loss_function_that_goes_backward_leaves_no_gradients():
 
 
 @pytest.mark.parametrize("base", ["sgd", "momentum", "adamw_foreach", "adamw_fused", "adagrad", "list_state"])
-@pytest.mark.parametrize("options", [{}, {"residual_steps": 3}], ids=str)
+@pytest.mark.parametrize("options", [{}, {"period": 4, "store_period": 2}], ids=str)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_rejected_jumps_leave_the_base_alone_bit_for_bit(base, options, dtype):
     model, optimizer = make(base, dtype=dtype, safeguard="loss", **options)

@@ -1,7 +1,5 @@
 """On a linear map, Anderson acceleration with a full history is GMRES: their residuals must agree."""
 
-import math
-
 import numpy as np
 import pytest
 import torch
@@ -31,8 +29,8 @@ def accelerate(M: np.ndarray, b: np.ndarray, steps: int, **options) -> tuple[tor
     """Weights, predicted residuals |r - R g| / |b| and causes of gradient descent whose step is the map."""
     matrix, offset = torch.from_numpy(M), torch.from_numpy(b)
     w = torch.zeros(len(b), dtype=torch.float64, requires_grad=True)
-    options = {"history_size": N, "regularization": 0.0, "safeguard": None, "max_jump": math.inf} | options
-    optimizer = Anderson(torch.optim.SGD([w], lr=1.0), period=1, **options)
+    options = {"history_size": N, "regularization": 0.0, "safeguard": None} | options
+    optimizer = Anderson(torch.optim.SGD([w], lr=1.0), residual="step", **options)
     records = []
     optimizer.register_acceleration_hook(records.append)
     for _ in range(steps):

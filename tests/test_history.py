@@ -64,7 +64,7 @@ class Recorder:
         w, step = torch.randn(2, N, dtype=torch.float64, generator=self.generator)
         u = w + lr * step
         self.plain.store(w.numpy().copy(), u.numpy().copy(), lr)
-        free = self.history.store([w], [u], lr)
+        free = self.history.store([u], [u - w], lr)
         assert free[0] is not self.history.last_point[0]
 
     def reset(self) -> None:
@@ -152,7 +152,7 @@ def test_products_of_long_vectors_are_exact_or_good_to_single_precision(exact, d
     generator = torch.Generator().manual_seed(0)
     for _ in range(6):
         w, r = torch.randn(2, n, dtype=dtype, generator=generator)
-        history.store([w], [w + r + 0.5], 1.0)
+        history.store([w + r + 0.5], [r + 0.5])
     [rows] = history.rows
     Z = torch.cat([rows.residual_diffs, rows.last_residual[None], rows.point_diffs]).double().numpy()
     for fresh in (3, 1):
@@ -171,7 +171,7 @@ def test_differences_are_formed_before_the_products():
     offset = 1e6 * torch.randn(N, dtype=torch.float64, generator=generator)
     residuals = [offset + torch.randn(N, dtype=torch.float64, generator=generator) for _ in range(5)]
     for r in residuals:
-        history.store([torch.zeros(N, dtype=torch.float64)], [r.clone()], 1.0)
+        history.store([r.clone()], [r])
     R = torch.stack(residuals).diff(dim=0).flip(0)
     problem = Gram(4).update(history, space.ranks, 0.0)
     np.testing.assert_allclose(lower_triangle(problem.gram), np.tril(R @ R.T), rtol=1e-13, atol=1e-13)

@@ -40,7 +40,7 @@ class Stored:
 
     def store(self, residual: np.ndarray) -> None:
         value = torch.from_numpy(np.pad(residual, (0, self.n - len(residual)))).float()
-        self.history.store([torch.zeros(self.n)], [value], 1.0)
+        self.history.store([value], [value])
 
     def problem(self) -> Problem:
         return self.gram.update(self.history, self.space.ranks, 0.0)

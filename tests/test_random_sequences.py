@@ -49,21 +49,32 @@ def averages() -> st.SearchStrategy[MovingAverage]:
 
 
 @st.composite
-def anderson_options(draw: st.DrawFn) -> dict[str, Any]:
-    """Any combination that is allowed."""
-    span = draw(st.sampled_from([1, 1, 1, 2, 3]))
-    options: dict[str, Any] = {
-        "residual_steps": span,
-        "period": span * draw(st.integers(1, 4)),
-        "store_period": draw(st.integers(1, 4) if span == 1 else st.sampled_from([1, span])),
+def step_options(draw: st.DrawFn) -> dict[str, Any]:
+    """Any combination that is allowed where residuals are steps."""
+    return {
+        "residual": "step",
+        "period": draw(st.integers(1, 4)),
+        "store_period": draw(st.integers(1, 4)),
         "history_size": draw(st.integers(1, 5)),
         "relaxation": draw(st.sampled_from([1.0, 0.7, 0.2])),
         "warmup": draw(st.sampled_from([0, 0, 1, 4])),
-        "regularization": draw(st.sampled_from([None, 0.0, 1e-4])),
+        "regularization": draw(st.sampled_from([1e-12, 0.0, 1e-4])),
         "max_jump": draw(st.sampled_from([0.5, 2.0, math.inf])),
-        "safeguard": draw(st.sampled_from([None, "descent", "loss", *(["residual"] if span == 1 else [])])),
+        "safeguard": draw(st.sampled_from([None, "loss", "residual"])),
+        "average": draw(st.none() | averages()),
     }
-    return options | ({"average": draw(st.none() | averages())} if span == 1 else {})
+
+
+@st.composite
+def gradient_options(draw: st.DrawFn) -> dict[str, Any]:
+    """Any combination that is allowed where residuals are gradients."""
+    return {
+        "residual": "gradient",
+        "period": draw(st.sampled_from([1, 1, 1, 2, 3])),
+        "history_size": draw(st.integers(1, 5)),
+        "warmup": draw(st.sampled_from([0, 0, 1, 4])),
+        "safeguard": draw(st.sampled_from(["gradient", "gradient", None])),
+    }
 
 
 STORAGES = st.sampled_from([None, None, Storage(dtype=torch.bfloat16), Storage(device="cpu")])
@@ -71,7 +82,7 @@ STORAGES = st.sampled_from([None, None, Storage(dtype=torch.bfloat16), Storage(d
 
 @st.composite
 def anderson_recipes(draw: st.DrawFn, bases: list[str]) -> Recipe:
-    options = {**draw(anderson_options()), "storage": draw(STORAGES)}
+    options = {**draw(step_options() | gradient_options()), "storage": draw(STORAGES)}
     return Recipe(draw(st.sampled_from(bases)), Anderson, options)
 
 
@@ -399,17 +410,21 @@ class Training(Machine):
 def checked_step(world: World, **how: Any) -> None:
     """A step that leaves weights without gradient alone, and finite weights finite if the gradients are."""
     before = [weights.clone() for weights in world.weights()]
-    taken_back = counts(world.optimizer).get("rejected_residual", 0)
+    before_it = taken_back(world.optimizer)
     moderate = largest([*before, *world.base_tensors()]) < MODERATE
     world.step(**how)
     gradients = [param.grad for param in world.model.parameters()]
     # A jump that is taken back takes them along, except those that were frozen meanwhile.
-    returns = counts(world.optimizer).get("rejected_residual", 0) > taken_back
+    returns = taken_back(world.optimizer) > before_it
     for param, value in zip(world.model.parameters(), before, strict=True):
         if world.recipe.leaves_idle and param.grad is None and not (returns and param.requires_grad):
             assert_same([param.detach()], [value])
     if moderate and largest([gradient for gradient in gradients if gradient is not None]) < MODERATE:
         assert math.isfinite(largest(world.weights()))
+
+
+def taken_back(optimizer: Any) -> int:
+    return sum(counts(optimizer).get(f"rejected_{cause}", 0) for cause in ("residual", "gradient"))
 
 
 def largest(tensors: list[Tensor]) -> float:
@@ -428,7 +443,8 @@ def assert_counters_add_up(optimizer: Any) -> None:
     found = counts(optimizer)
     rejected = sum(count for name, count in found.items() if name.startswith("rejected_"))
     pending = found.get("attempted", 0) - found.get("accepted", 0) - rejected
-    assert pending in ((0, 1) if getattr(optimizer.options, "safeguard", None) == "residual" else (0,))
+    waits = getattr(optimizer.options, "safeguard", None) in ("residual", "gradient")
+    assert pending in ((0, 1) if waits else (0,))
 
 
 def assert_base_state_is_the_bases_own(world: World) -> None:
@@ -533,7 +549,7 @@ class Textbook(Machine):
 
     @initialize(
         base=st.sampled_from(list(TWIN_BASES)),
-        options=anderson_options(),
+        options=step_options(),
         second_rate=st.sampled_from([1.0, 0.3, 0.0]),
         opted_out=st.booleans(),
     )
@@ -544,7 +560,8 @@ class Textbook(Machine):
         problems = [Problem(base, (rate, rate * second_rate), opted_out, one_group) for _ in range(3)]
         self.ours, self.textbook, self.disturbed = problems
         self.library = Anderson(self.ours.base, **options)
-        self.twin, self.other = (TextbookAnderson(problem.base, **options) for problem in problems[1:])
+        given = {name: value for name, value in options.items() if name != "residual"}
+        self.twin, self.other = (TextbookAnderson(problem.base, **given) for problem in problems[1:])
         self.causes: list[str] = []
         self.library.register_acceleration_hook(lambda record: self.causes.append(record.cause or "accepted"))
         self.disturb()

@@ -9,7 +9,7 @@ import torch
 from reference import TextbookAnderson
 from scipy.sparse.linalg import gmres
 
-UNGUARDED = {"safeguard": None, "max_jump": math.inf, "max_gain": math.inf}
+UNGUARDED = {"safeguard": None, "max_gain": math.inf}
 
 
 def moving_average(window, tolerance=0.1, criterion="paper"):
@@ -111,7 +111,7 @@ def test_two_dimensions_one_column_by_hand():
 def test_old_pairs_are_read_at_the_present_learning_rate():
     w = torch.zeros(1, dtype=torch.float64, requires_grad=True)
     base = torch.optim.SGD([w], lr=0.5)
-    twin = TextbookAnderson(base, period=1, safeguard=None, max_jump=math.inf)
+    twin = TextbookAnderson(base, period=1, safeguard=None)
     for lr in (0.5, 0.125):  # both pairs lie on the line lr (2 - w), whose root is 2 at any lr
         base.param_groups[0]["lr"] = lr
         w.grad = w.detach() - 2
@@ -134,7 +134,7 @@ def test_pairs_of_two_groups_are_read_at_a_common_schedule():
     # Residuals lr (2 - w) in both groups: at any common factor the root is 2.
     params = [torch.zeros(1, dtype=torch.float64, requires_grad=True) for _ in range(2)]
     base = torch.optim.SGD([{"params": [p], "lr": lr} for p, lr in zip(params, (0.5, 0.5), strict=True)])
-    twin = TextbookAnderson(base, period=2, safeguard=None, max_jump=math.inf)
+    twin = TextbookAnderson(base, period=2, safeguard=None)
     for factor in (1.0, 0.3):
         for p, group in zip(params, base.param_groups, strict=True):
             group["lr"] *= factor
@@ -173,48 +173,15 @@ def test_residual_safeguard_compares_norms_per_unit_of_the_largest_learning_rate
     assert (first.item(), second.item()) == (pytest.approx(3.0), pytest.approx(1.4))
 
 
-def test_pair_of_two_steps_extrapolates_the_map_of_both():
-    # Two steps are w -> w/4 + 3/2: starts 0 and 3/2, residuals 3/2 and 3/8, whose secant meets 0 at 2.
-    w, twin = iterate(halfway_to_two, [0.0], steps=4, period=2, residual_steps=2)
-    assert [pair.w.item() for pair in twin.pairs] == [0.0, 1.5]
-    assert [pair.rate for pair in twin.pairs] == [2.0, 2.0]
-    assert w.item() == pytest.approx(2.0)
-
-
-def test_a_period_may_hold_several_pairs():
-    w, twin = iterate(halfway_to_two, [0.0], steps=4, period=4, residual_steps=2)
-    assert [pair.w.item() for pair in twin.pairs] == [0.0, 1.5]
-    assert w.item() == pytest.approx(2.0)
-
-
-def test_pair_of_two_steps_begins_after_the_warmup():
-    _, twin = iterate(halfway_to_two, [0.0], steps=6, period=2, residual_steps=2, warmup=1)
-    assert [pair.w.item() for pair in twin.pairs] == pytest.approx([1.5, 1.875])
-
-
-def test_reset_drops_the_pair_under_way():
-    w = torch.zeros(1, dtype=torch.float64, requires_grad=True)
-    twin = TextbookAnderson(torch.optim.SGD([w], lr=1.0), period=4, residual_steps=2)
-    starts = []
-    for step in range(6):
-        w.grad = (w - halfway_to_two(w)).detach()
-        if step == 3:  # in the middle of the second pair
-            twin.reset()
-        if step == 4:
-            starts.append(w.item())
-        twin.step()
-    assert [pair.w.item() for pair in twin.pairs] == starts
-
-
 def test_average_is_fed_back_and_the_window_keeps_raw_points():
     # Steps of 1: raw 1, then raw 2 -> mean 1.5, then raw 2.5 -> mean of 2 and 2.5.
-    w, twin = iterate(lambda w: w + 1, [0.0], steps=3, average=moving_average(2))
+    w, twin = iterate(lambda w: w + 1, [0.0], steps=3, period=10, average=moving_average(2))
     assert w.item() == 2.25
     assert torch.cat(twin.window).tolist() == [2.0, 2.5]
 
 
 def test_detrended_criterion_does_not_take_drift_for_noise():
-    w, _ = iterate(lambda w: w + 1, [0.0], steps=6, average=moving_average(4, criterion="detrended"))
+    w, _ = iterate(lambda w: w + 1, [0.0], steps=6, period=10, average=moving_average(4, criterion="detrended"))
     assert w.item() == 6.0
 
 
@@ -237,31 +204,6 @@ def test_refused_jump_leaves_the_plain_step(options, cause):
     w, twin = iterate(halfway_to_two, [0.0], steps=2, period=1, **options)
     assert twin.last["cause"] == cause
     assert w.item() == 1.5
-
-
-# 4 equal entries, r = 1/2 and jumps of beta along it; the plain step goes 1/2. With 1 entry, 1 column fits anything.
-@pytest.mark.parametrize(
-    ("entries", "beta", "cause", "end"),
-    [(4, 1.0, "accepted", 2.0), (4, 0.4, "descent", 1.5), (1, 1.0, "no_gain", 1.5)],
-)
-def test_descent_safeguard_wants_more_than_the_plain_step(entries, beta, cause, end):
-    options = {"period": 1, "relaxation": beta, "safeguard": "descent"}
-    w, twin = iterate(halfway_to_two, [0.0] * entries, steps=2, **options)
-    assert twin.last["cause"] == cause
-    assert w.tolist() == pytest.approx([end] * entries)
-
-
-# Residuals along (1, a, 0, 0), then their change turns by an angle: its cosine is what counts.
-@pytest.mark.parametrize(("turn", "cause"), [(1.0, "noisy"), (0.9, "accepted")])
-def test_descent_safeguard_takes_residuals_whose_changes_turn_for_noise(turn, cause):
-    w = torch.zeros(4, dtype=torch.float64, requires_grad=True)
-    twin = TextbookAnderson(torch.optim.SGD([w], lr=1.0), period=3, safeguard="descent")
-    residuals = torch.tensor([[4.0, 4.0, 0, 0], [3.0, 4.0, 0, 0], [2.0, 4.0 - turn, 0, 0]], dtype=torch.float64)
-    for residual in residuals:  # changes (-1, 0) and (-1, -turn): cosine 1 / sqrt(1 + turn^2) = 0.707, 0.743
-        w.grad = -residual
-        twin.smooth = 0.72
-        twin.step()
-    assert twin.last["cause"] == cause
 
 
 @pytest.mark.parametrize(("minimum", "cause", "end"), [(2.0, "accepted", 2.0), (1.5, "loss", 1.5)])
@@ -310,19 +252,6 @@ def test_warmup_neither_stores_nor_jumps():
 def test_unmeasured_step_counts_where_there_is_a_gradient():
     _, twin = iterate(lambda w: w, [1.0], steps=3, period=5, store_period=2)
     assert twin.k == 1  # the first step is not stored, so nobody looks; the second is, and did nothing
-
-
-def test_pairs_of_a_base_that_is_not_proportional_are_compared_by_their_last_learning_rates():
-    w = torch.zeros(1, dtype=torch.float64, requires_grad=True)
-    base = torch.optim.Rprop([w], lr=0.5)
-    twin = TextbookAnderson(base, period=2, residual_steps=2)
-    lengths = []
-    for lr in (0.5, 0.25, 0.125, 0.25, 0.25, 0.125):
-        base.param_groups[0]["lr"] = lr
-        w.grad = torch.ones_like(w)
-        twin.step()
-        lengths.append(len(twin.pairs))
-    assert lengths == [0, 1, 1, 2, 2, 1]
 
 
 def test_opted_out_group_takes_no_part():

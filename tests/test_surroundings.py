@@ -23,6 +23,9 @@ class SwappingSGD(torch.optim.Optimizer):
                 p.data = p.data - group["lr"] * p.grad
 
 
+STEP = {"residual": "step", "period": 2}
+
+
 def two_groups(seed: int = 0) -> list[dict[str, Any]]:
     generator = torch.Generator().manual_seed(seed)
     make = lambda n: nn.Parameter(torch.randn(n, generator=generator, dtype=torch.float64))  # noqa: E731
@@ -38,7 +41,7 @@ def run(optimizer: torch.optim.Optimizer, steps: int) -> list[torch.Tensor]:
     return [p.detach().clone() for p in params]
 
 
-@pytest.mark.parametrize("options", [{}, {"residual_steps": 5, "period": 5}, {"average": MovingAverage(4)}], ids=str)
+@pytest.mark.parametrize("options", [{}, STEP, {**STEP, "average": MovingAverage(4)}], ids=str)
 def test_a_base_that_swaps_the_parameters_memory_is_read_where_they_are(options: dict[str, Any]) -> None:
     swapped = run(Anderson(SwappingSGD(two_groups(), lr=0.5), **options), 40)
     in_place = run(Anderson(torch.optim.SGD(two_groups(), lr=0.5), **options), 40)
@@ -46,12 +49,13 @@ def test_a_base_that_swaps_the_parameters_memory_is_read_where_they_are(options:
         torch.testing.assert_close(a, b, rtol=1e-6, atol=1e-9)
 
 
-AT_ONCE = {"period": 5, "history_size": 5, "safeguard": None}
+ANY_JUMP = {**STEP, "safeguard": None}
+AT_ONCE = {"residual": "step", "period": 5, "history_size": 5, "safeguard": None}
 """Several rows are multiplied together."""
 
 
 @pytest.mark.parametrize("noise", [0.0, 0.3])  # without it, products are exact, which autocast leaves alone
-@pytest.mark.parametrize("options", [{"average": MovingAverage(4)}, {"period": 2, "safeguard": None}, AT_ONCE], ids=str)
+@pytest.mark.parametrize("options", [{**STEP, "average": MovingAverage(4)}, ANY_JUMP, AT_ONCE, {}], ids=str)
 def test_a_step_inside_autocast_keeps_full_precision(options: dict[str, Any], noise: float) -> None:
     def train(cast: bool) -> torch.Tensor:
         weights, generator = nn.Parameter(torch.linspace(-1, 1, 20_000)), torch.Generator().manual_seed(0)
@@ -75,7 +79,7 @@ def test_fixed_point_inside_autocast_keeps_full_precision() -> None:
 
 def test_a_base_without_a_learning_rate_of_its_own_is_accelerated() -> None:
     base = torch.optim.SGD(two_groups(), lr=0.5)
-    optimizer = Anderson(base)
+    optimizer = Anderson(base, residual="step", period=10, safeguard=None)
     run(optimizer, 5)
     for group in base.param_groups:
         group["lr"] = None
@@ -84,8 +88,9 @@ def test_a_base_without_a_learning_rate_of_its_own_is_accelerated() -> None:
     assert optimizer.stats.as_dict()["history_len"] == 10
 
 
-def test_a_learning_rate_of_zero_for_one_group_does_not_poison_the_history() -> None:
-    optimizer = Anderson(torch.optim.SGD(two_groups(), lr=0.5))
+@pytest.mark.parametrize("options", [{}, STEP], ids=str)
+def test_a_learning_rate_of_zero_for_one_group_does_not_poison_the_history(options: dict[str, Any]) -> None:
+    optimizer = Anderson(torch.optim.SGD(two_groups(), lr=0.5), **options)
     run(optimizer, 16)
     optimizer.param_groups[1]["lr"] = 0.0
     run(optimizer, 1)
@@ -130,8 +135,8 @@ def train_plainly() -> list[torch.Tensor]:
 
 ACCELERATORS = [
     Anderson,
-    partial(Anderson, period=1, safeguard="residual"),
-    partial(Anderson, residual_steps=5),
+    partial(Anderson, residual="step"),
+    partial(Anderson, residual="step", period=5, safeguard=None),
     partial(GaussNewton, budget=0.9),
 ]
 
@@ -177,11 +182,12 @@ def test_a_group_that_is_removed_is_left_alone_and_the_others_go_on(which: int, 
     copy.deepcopy(optimizer)
 
 
-def test_looking_at_the_state_in_inference_mode_before_the_first_step_does_no_harm() -> None:
+@pytest.mark.parametrize("options", [{}, {**STEP, "average": MovingAverage(3)}], ids=str)
+def test_looking_at_the_state_in_inference_mode_before_the_first_step_does_no_harm(options: dict[str, Any]) -> None:
     """Adagrad has state from the start, so that ours is built at the first look."""
     results = []
     for looks in (True, False):
-        optimizer = Anderson(torch.optim.Adagrad(two_groups(), lr=0.5), period=3, average=MovingAverage(3))
+        optimizer = Anderson(torch.optim.Adagrad(two_groups(), lr=0.5), **options)
         if looks:
             with torch.inference_mode():
                 assert optimizer.state_dict()["state"]
@@ -190,10 +196,11 @@ def test_looking_at_the_state_in_inference_mode_before_the_first_step_does_no_ha
     assert all(map(torch.equal, *results))
 
 
-def test_a_group_taken_out_from_before_others_does_not_shift_their_rates() -> None:
+@pytest.mark.parametrize("options", [{}, STEP], ids=str)
+def test_a_group_taken_out_from_before_others_does_not_shift_their_rates(options: dict[str, Any]) -> None:
     groups = two_groups()
     groups[0]["anderson"] = False
-    optimizer = Anderson(torch.optim.SGD(groups, lr=0.5))
+    optimizer = Anderson(torch.optim.SGD(groups, lr=0.5), **options)
     run(optimizer, 3)
     optimizer.param_groups.pop(0)
     run(optimizer, 20)

@@ -6,8 +6,15 @@ from torch.optim import SGD, Adagrad, AdamW, Optimizer
 
 from torch_anderson import Anderson
 
-EAGER = {"history_size": 4, "period": 3, "safeguard": None, "max_jump": float("inf")}
-"""Jumps early and nearly always."""
+EAGER = {"residual": "step", "history_size": 4, "period": 3, "safeguard": None}
+"""The paper's method; jumps early and nearly always."""
+GRADIENTS = {"residual": "gradient"}
+"""Jumps by gradients, as by default."""
+
+
+def eager(**options):
+    """Options that jump early: the paper's method, unless residuals are to be gradients."""
+    return ({"history_size": 4} if options.get("residual") == "gradient" else EAGER) | options
 
 
 class ListState(Optimizer):
@@ -103,7 +110,7 @@ def train(model, optimizer, steps, start=0, scheduler=None, **step_options):
 def make(base, dtype=torch.float32, **options):
     """A model and its accelerated optimizer."""
     model = make_model(dtype=dtype)
-    return model, Anderson(BASES[base](model.parameters()), **{**EAGER, **options})
+    return model, Anderson(BASES[base](model.parameters()), **eager(**options))
 
 
 def weights(model):
@@ -124,5 +131,5 @@ def counts(optimizer):
 def assert_counters_add_up(optimizer):
     flat = optimizer.stats.as_dict()
     rejected = sum(value for name, value in flat.items() if name.startswith("rejected_"))
-    may_be_pending = (0, 1) if optimizer.options.safeguard == "residual" else (0,)
+    may_be_pending = (0, 1) if optimizer.options.safeguard in ("residual", "gradient") else (0,)
     assert flat["attempted"] - flat["accepted"] - rejected in may_be_pending

@@ -12,7 +12,7 @@ from layouts import Case, Elementwise, Training, constant, diverging, staircase,
 from torch_anderson import MovingAverage
 
 SGD, MOMENTUM, ADAM = ("sgd", (0.3, 0.4)), ("momentum", (0.05, 0.07)), ("adam", (0.01, 0.02))
-TAME = {"max_jump": 20.0, "regularization": 1e-2}
+TAME = {"residual": "step", "max_jump": 20.0, "regularization": 1e-2}
 ANY = {"safeguard": None, **TAME}
 """Whatever jump there is, if it is not too long."""
 
@@ -36,9 +36,6 @@ MORE_NETWORK = {
     "loss, a part of the way": case(
         *(SGD, staircase, 48, {"period": 2, "relaxation": 0.6, "history_size": 3}, TAME, {"safeguard": "loss"})
     ),
-    "loss, pairs of two steps": case(
-        *(SGD, wave, 48, {"period": 2, "residual_steps": 2, "history_size": 3}, TAME, {"safeguard": "loss"})
-    ),
 }
 
 ELEMENTWISE = {
@@ -51,16 +48,11 @@ ELEMENTWISE = {
     "p = 5, q = 2, momentum": case(
         *(MOMENTUM, staircase, 115, {"period": 5, "store_period": 2, "history_size": 2, "relaxation": 0.5}, ANY)
     ),
-    "p = 10, q = 1, momentum, descent": case(MOMENTUM, constant, 210, {"history_size": 4}, TAME),
-    "descent, short jumps": case(SGD, wave, 66, {"period": 3, "history_size": 3}, TAME, {"max_jump": 1.0}),
-    "pairs of three steps": case(SGD, wave, 66, {"period": 3, "residual_steps": 3, "history_size": 3}, ANY),
-    "two pairs of two steps, descent": case(
-        *(("sgd", (0.2, 0.3)), constant, 92),
-        *({"period": 4, "residual_steps": 2, "history_size": 6}, {"max_jump": 20.0}),
-    ),
+    "p = 10, q = 1, momentum": case(MOMENTUM, constant, 210, {"period": 10, "history_size": 4}, ANY),
+    "short jumps": case(SGD, wave, 66, {"period": 3, "history_size": 3}, ANY, {"max_jump": 1.0}),
     "average": case(SGD, staircase, 65, {"period": 3, "average": MovingAverage(2), "history_size": 2}, ANY),
-    "averages over momentum, descent": case(
-        *(MOMENTUM, constant, 75, {"period": 3, "average": MovingAverage(3, tolerance=0.5), "history_size": 2}, TAME)
+    "averages over momentum": case(
+        *(MOMENTUM, constant, 75, {"period": 3, "average": MovingAverage(3, tolerance=0.5), "history_size": 2}, ANY)
     ),
     "detrended average": case(
         *(SGD, constant, 85, {"period": 4, "history_size": 3}),
@@ -72,16 +64,25 @@ ELEMENTWISE = {
     "half of the way, Adam": case(
         *(ADAM, staircase, 69, {"period": 3, "history_size": 2, "relaxation": 0.5}, ANY, {"regularization": 0.1})
     ),
-    "descent, Adam": case(ADAM, constant, 69, {"period": 3, "history_size": 2}, TAME),
+    "residual, Adam": case(ADAM, constant, 69, {"period": 3, "history_size": 2}, TAME),
     "ratios that change": case(SGD, diverging, 66, {"period": 3, "history_size": 3}, ANY),
 }
 
-CASES = NETWORK | MORE_NETWORK | ELEMENTWISE
+GRADIENTS = {
+    "gradients": case(("sgd", (0.3, 0.3)), constant, 24, {"history_size": 4}),
+    "gradients, two rates": case(("sgd", (0.2, 0.3)), staircase, 30, {"history_size": 4}),
+    "gradients, momentum, any jump": case(MOMENTUM, constant, 20, {"history_size": 2, "safeguard": None}),
+    "gradients, Adam": case(ADAM, constant, 20, {"history_size": 3, "period": 2}),
+    "gradients, ratios that change": case(SGD, diverging, 34, {"history_size": 3}),
+}
+"""Few steps: jumps follow upon each other, and amplify rounding."""
+
+CASES = NETWORK | MORE_NETWORK | ELEMENTWISE | GRADIENTS
 
 
 def build(name: str, layout: str = "single", **options: Any) -> Training:
     """A case, ready to train."""
-    kind = Elementwise if name in ELEMENTWISE else Training
+    kind = Elementwise if name in ELEMENTWISE | GRADIENTS else Training
     return kind(CASES[name], layout, **options)
 
 

@@ -14,6 +14,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from torch_anderson import Anderson, MovingAverage, Storage
+from torch_anderson._anderson.gradient_memory import LOOK
 
 SMALL = 1024
 """Bytes. The model of these tests has 584, which is why sizes are measured for a larger one below."""
@@ -23,13 +24,12 @@ COUNTED = {
     "any jump": case(SGD, constant, STEPS, {"period": 3, "history_size": 3}, ANY),
     "every step": case(SGD, constant, STEPS, {"period": 1, "history_size": 2}, ANY),
     "stored now and then": case(SGD, constant, STEPS, {"period": 4, "store_period": 2, "history_size": 3}, ANY),
-    "descent": case(SGD, constant, STEPS, {"period": 4, "history_size": 2}, TAME),
-    "long pairs": case(SGD, constant, STEPS, {"period": 4, "history_size": 2, "residual_steps": 4}, ANY),
     "loss": case(SGD, constant, STEPS, {"period": 3, "history_size": 2}, TAME, {"safeguard": "loss"}),
     "residual": case(SGD, constant, STEPS, {"period": 3, "history_size": 2}, TAME, {"safeguard": "residual"}),
     "average": case(SGD, constant, STEPS, {"period": 4, "history_size": 2, "average": MovingAverage(3)}, ANY),
+    "gradients": case(SGD, constant, STEPS, {"history_size": 3}),
 }
-ONE_SUM = ("any jump", "every step", "stored now and then", "descent", "long pairs")
+ONE_SUM = ("any jump", "every step", "stored now and then")
 Records = list[tuple[int, dict[str, int]]]
 """The record of each step, with its number."""
 
@@ -81,7 +81,7 @@ def others(record: dict[str, int]) -> int:
 def assert_one_sum_for_an_acceleration(name: str, records: Records) -> None:
     """Other steps send nothing, except for the comparison of ranks at the first step."""
     period = COUNTED[name].options["period"]
-    first = 2 * period if name == "long pairs" else max(period, 2)  # which has two pairs
+    first = max(period, 2)  # which has two pairs
     expected = [int(k >= first and k % period == 0) for k in range(2, STEPS + 1)]
     assert [sums(record) for _, record in records] == expected, name
 
@@ -101,6 +101,15 @@ def assert_one_more_at_the_step_after_a_jump(records: Records) -> None:
         rejected_now = record.get("rejected_too_long", 0) + record.get("rejected_nonfinite", 0)
         pending = bool(record.get("attempted", 0) and not rejected_now)
     assert settled >= 5
+
+
+def assert_one_sum_for_a_gradient_that_decides_or_makes_a_jump(records: Records) -> None:
+    """None at the first three, which are only stored, nor at rest."""
+    for k, record in records:
+        assert sums(record) <= (k >= LOOK), k
+        decides = {name for name, count in record.items() if count and name.startswith(("att", "acc", "rej", "skip"))}
+        assert sums(record) == 1 or not decides, k
+    assert sum(record.get("accepted", 0) for _, record in records) >= 5
 
 
 def assert_one_sum_a_step_for_averages(records: Records) -> None:
@@ -132,6 +141,7 @@ def test_ranks_send_no_more_than_they_must(layout):
     assert_one_more_for_the_loss(found["loss"])
     assert_one_more_at_the_step_after_a_jump(found["residual"])
     assert_one_sum_a_step_for_averages(found["average"])
+    assert_one_sum_for_a_gradient_that_decides_or_makes_a_jump(found["gradients"])
     assert_gathers_for_jumps_alone(layout, found)
 
 
@@ -145,9 +155,13 @@ def wide_model() -> torch.nn.Module:
     )
 
 
+STEPPING = {"residual": "step", "period": 3, "safeguard": None}
+GRADIENTS = {"residual": "gradient", "period": 1}
+
+
 def drive(model: torch.nn.Module, steps: int, **options: Any) -> Anderson:
     """Train with gradients that are made up."""
-    optimizer = Anderson(PlainSGD(model.parameters(), lr=0.1), period=3, safeguard=None, **options)
+    optimizer = Anderson(PlainSGD(model.parameters(), lr=0.1), **{**STEPPING, **options})
     for _ in range(steps):
         for p in model.parameters():
             p.grad = p.detach().sin()
@@ -155,8 +169,8 @@ def drive(model: torch.nn.Module, steps: int, **options: Any) -> Anderson:
     return optimizer
 
 
-def sent_by_ddp() -> int:
-    optimizer = drive(DistributedDataParallel(wide_model()), 8, history_size=5)
+def sent_by_ddp(options: dict[str, Any]) -> int:
+    optimizer = drive(DistributedDataParallel(wide_model()), 8, history_size=5, **options)
     with Bytes() as mode:
         for p in optimizer.param_groups[0]["params"]:
             p.grad = p.detach().sin()
@@ -164,9 +178,10 @@ def sent_by_ddp() -> int:
     return mode.sent
 
 
-def test_the_sum_is_small():
+@pytest.mark.parametrize("options", [STEPPING, GRADIENTS], ids=["step", "gradient"])
+def test_the_sum_is_small(options):
     """Five rows of 6,794 numbers: 136 kB in float32. Their products are some hundred bytes."""
-    assert all(0 < sent <= SMALL for sent in run(2, sent_by_ddp))
+    assert all(0 < sent <= SMALL for sent in run(2, sent_by_ddp, options))
 
 
 # ------------------------------------------------------------------------------------------------ bytes that are kept
@@ -175,8 +190,9 @@ def test_the_sum_is_small():
 ROWS = ("point_diffs", "residual_diffs", "last_point", "last_residual")
 
 
-def kept_bytes(shard: bool) -> dict[str, float]:
-    optimizer = drive(DistributedDataParallel(wide_model()), 10, history_size=20, storage=Storage(shard=shard))
+def kept_bytes(shard: bool, options: dict[str, Any]) -> dict[str, float]:
+    net = DistributedDataParallel(wide_model())
+    optimizer = drive(net, 10, history_size=20, storage=Storage(shard=shard), **options)
     entries = [
         local(optimizer.state[p]["anderson_" + name]) for p in optimizer.param_groups[0]["params"] for name in ROWS
     ]
@@ -187,9 +203,10 @@ def kept_bytes(shard: bool) -> dict[str, float]:
     }
 
 
-def test_the_fullest_of_four_ranks_keeps_a_quarter_of_the_history():
-    whole = run(4, kept_bytes, False)
-    sharded = run(4, kept_bytes, True)
+@pytest.mark.parametrize("options", [STEPPING, GRADIENTS], ids=["step", "gradient"])
+def test_the_fullest_of_four_ranks_keeps_a_quarter_of_the_history(options):
+    whole = run(4, kept_bytes, False, options)
+    sharded = run(4, kept_bytes, True, options)
     assert all(rank["accepted"] > 0 for rank in whole + sharded)
     for measure in ("said", "seen"):
         assert max(rank[measure] for rank in sharded) <= 1.1 * whole[0][measure] / 4

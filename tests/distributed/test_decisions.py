@@ -33,12 +33,11 @@ TWO = ["ddp", "ddp on 2, history sharded", "fsdp on 2"]
 
 FRAGILE = {
     "any jump": case(SGD, constant, 45, {"period": 3, "history_size": 3}, ANY),
-    "descent": case(SGD, constant, 45, {"period": 4, "history_size": 2}, TAME),
     "residual": case(SGD, constant, 45, {"period": 3, "history_size": 2}, TAME, {"safeguard": "residual"}),
-    "long pairs": case(SGD, constant, 45, {"period": 3, "history_size": 2, "residual_steps": 3}, ANY),
+    "gradients": case(SGD, constant, 30, {"history_size": 2}),
 }
 BAD_STEPS = (11, 22)
-"""The first makes an acceleration where the period is 3 or 4, the second one only stores."""
+"""The first makes an acceleration where the period is 3, the second one only stores."""
 
 
 class Poisoned(Elementwise):
@@ -72,13 +71,12 @@ def test_a_nan_on_one_rank_makes_plain_steps_on_all_and_training_goes_on(layout)
     first, *others = run(LAYOUTS[layout].ranks, poisoned, layout)
     for name in FRAGILE:
         counts = first[name]["counts"]
-        assert counts["skipped_nonfinite"] >= 1 and counts["accepted"] >= 2, name
+        assert counts["restarts"] >= 1 and counts["accepted"] >= 2, name
         assert all(other[name]["counts"] == counts for other in others), name
         for other in others:
             assert_bitwise_equal(other[name]["weights"], first[name]["weights"])
-        if name != "long pairs":  # a single process drops one at an outside write, ranks drop their history
-            assert counts == expected[name]["counts"], name
-            assert distance(first[name]["weights"], expected[name]["weights"]) <= 1e-12, name
+        assert counts == expected[name]["counts"], name
+        assert distance(first[name]["weights"], expected[name]["weights"]) <= 1e-12, name
 
 
 # ----------------------------------------------------------------------------------- losses that differ by rank
@@ -145,9 +143,7 @@ QUIET = {
     "residual": case(
         *(("no decay", (0.3, 0.4)), constant, 40, {"period": 3, "history_size": 2}, TAME, {"safeguard": "residual"})
     ),
-    "long pairs": case(
-        *(("no decay", (0.3, 0.4)), constant, 40, {"period": 3, "history_size": 2, "residual_steps": 3}, ANY)
-    ),
+    "gradients": case(("no decay", (0.3, 0.4)), constant, 20, {"history_size": 2}),
 }
 
 
@@ -180,19 +176,19 @@ def test_a_rank_whose_numbers_stand_still_goes_along_with_the_others():
     one, other = run(2, quiet, "fsdp on 2", still)
     for ours, theirs, alone in zip(one, other, expected, strict=True):
         assert ours["counts"] == theirs["counts"] == alone["counts"]
-        assert ours["counts"]["accepted"] >= 3
+        assert ours["counts"]["accepted"] >= 1
         assert distance(ours["weights"], alone["weights"]) <= 1e-12
 
 
-def trained_line(mesh: Any = None) -> dict[str, Any]:
+def trained_line(options: dict[str, Any], mesh: Any = None) -> dict[str, Any]:
     """A model of one row: all but the first rank have nothing at all."""
     torch.manual_seed(0)
     line = torch.nn.Linear(40, 1).double()
     net = fully_shard(line) if mesh else line
     base = torch.optim.SGD(net.parameters(), lr=0.2)
-    optimizer = Anderson(base, period=3, history_size=3, average=MovingAverage(2), safeguard=None, regularization=1e-2)
+    optimizer = Anderson(base, **options)
     curvatures = torch.linspace(0.1, 1.0, 40, dtype=torch.float64)
-    for step in range(30):
+    for step in range(30 if options["residual"] == "step" else 16):
         for p in net.parameters():
             part = local(p)
             p.grad = shard_like(p, curvatures[: part.shape[-1]] * (part - math.sin(step / 5)))
@@ -201,9 +197,13 @@ def trained_line(mesh: Any = None) -> dict[str, Any]:
     return {"weights": {name: full(p) for name, p in net.named_parameters()}, "counts": counts}
 
 
-def test_ranks_without_a_single_number_go_along():
-    expected = trained_line()
-    for rank in run(3, trained_line, True):
+AVERAGED = {"period": 3, "history_size": 3, "average": MovingAverage(2), "safeguard": None, "regularization": 1e-2}
+
+
+@pytest.mark.parametrize("options", [{"residual": "step", **AVERAGED}, {"residual": "gradient", "history_size": 2}])
+def test_ranks_without_a_single_number_go_along(options):
+    expected = trained_line(options)
+    for rank in run(3, trained_line, options, True):
         assert rank["counts"] == expected["counts"]
         assert rank["counts"]["accepted"] >= 5
         assert distance(rank["weights"], expected["weights"]) <= 1e-12
@@ -217,11 +217,12 @@ def test_ranks_without_a_single_number_go_along():
 def test_ranks_agree_where_rounding_decides(layout):
     """Collinear columns with next to no regularization: which are dropped is a matter of the last digit, and what
     training makes of it too. Another result than a single process has is no error, different ranks are."""
+    stepping = {"residual": "step", "history_size": 12, "safeguard": None}
     defaults = {"sgd": (0.1, 0.2), "momentum": (0.05, 0.07), "adam": (0.01, 0.02)}
     cases = [
-        Case(base, rates, steps=60, options={"period": period, "history_size": 12, "safeguard": None})
+        Case(base, rates, steps=60, options=options)
         for base, rates in defaults.items()
-        for period in (1, 4)
+        for options in (*({**stepping, "period": period} for period in (1, 4)), {}, {"safeguard": None})
     ]
     ranks = run(ALL[layout].ranks, lambda: [Elementwise(case, layout).advance().outcome() for case in cases])
     for one, other in zip(*ranks, strict=True):

@@ -16,7 +16,7 @@ from torch_anderson import Anderson, Storage
 
 SLOPES = torch.linspace(0.1, 1, 6, dtype=torch.float64)
 START = [torch.linspace(-1, 1, 6, dtype=torch.float64), torch.linspace(3, -2, 6, dtype=torch.float64)]
-OPTIONS = {"period": 3, "history_size": 2, "safeguard": None, "regularization": 1e-2}
+OPTIONS = {"residual": "step", "period": 3, "history_size": 2, "safeguard": None, "regularization": 1e-2}
 
 
 def drive(params: list[nn.Parameter], steps: int = 7, **options) -> Anderson:
@@ -110,7 +110,7 @@ def test_blocks_from_before_the_process_group_are_built_anew():
 
 def device_of_an_entry() -> list[str]:
     net = fully_shard(nn.Linear(5, 6), mesh=init_device_mesh("cpu", (2,)))
-    optimizer = Anderson(SGD(net.parameters(), lr=0.1), period=50, storage=Storage(device="meta"))
+    optimizer = Anderson(SGD(net.parameters(), lr=0.1), storage=Storage(device="meta"))
     net(torch.randn(3, 5)).sum().backward()
     optimizer.step()
     entry = optimizer.state[net.weight]["anderson_point_diffs"]

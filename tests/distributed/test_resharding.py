@@ -26,10 +26,11 @@ from torch.distributed.checkpoint.state_dict import (
 STOPS = {
     "p = 5, q = 2, momentum": (23, 46, 69, 93, 115),  # rows that are stored and not multiplied yet
     "residual, averaged": (18, 36, 54, 69, 85),  # right after a jump, which may be taken back
-    "pairs of three steps": (13, 26, 41, 53, 66),  # in the middle of a pair
     "ratios that change": (13, 25, 40, 52, 66),  # where the history restarts
-    "p = 10, q = 1, momentum, descent": (45, 87, 130, 171, 210),
-    "descent, short jumps": (14, 28, 41, 53, 66),  # by the length of the path through what was stored before
+    "p = 10, q = 1, momentum": (45, 87, 130, 171, 210),
+    "short jumps": (14, 28, 41, 53, 66),  # by the length of the path through what was stored before
+    "gradients": (3, 8, 13, 18, 24),  # before and after the first jump
+    "gradients, two rates": (2, 7, 12, 17, 30),
 }
 CHAINS = {
     "over all": ("fsdp", "fsdp on 2", "ddp", "single", "fsdp x tp"),
@@ -40,7 +41,7 @@ CHAINS = {
     "tensor parallel": ("tensor parallel", "hsdp", "ddp", "tensor parallel", "ddp on 2, history sharded"),
     "short": ("fsdp on 2", "single", "ddp", "ddp on 2, history sharded", "fsdp on 2"),
 }
-CORE = ("p = 5, q = 2, momentum", "residual, averaged")
+CORE = ("p = 5, q = 2, momentum", "residual, averaged", "gradients")
 
 
 def leg(
@@ -87,7 +88,7 @@ def assert_as_undisturbed(
                 assert_same_history(first[name]["loaded"], before[name]["saved"], where)
             counts = first[name]["counts"]
             decided = sum(count for key, count in counts.items() if key.startswith(("accepted", "rejected")))
-            pending += counts["attempted"] - decided
+            pending += counts.get("attempted", 0) - decided
         before = first
     for name in names:
         assert before[name]["counts"] == undisturbed(name).counts(), name
@@ -228,4 +229,4 @@ def test_a_checkpoint_of_another_history_size_is_refused_on_all_ranks(tmp_path):
 def test_stops_are_where_something_is_under_way():
     steps = {name: CASES[name].steps for name in STOPS}
     assert {name: stops[-1] for name, stops in STOPS.items()} == steps
-    assert all(torch.tensor(stops).diff().min() > 10 for stops in STOPS.values())
+    assert all(torch.tensor(stops).diff().min() > (4 if "gradients" in name else 10) for name, stops in STOPS.items())

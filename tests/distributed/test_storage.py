@@ -26,9 +26,12 @@ def model(shape: tuple[int, int] = LONG) -> nn.Module:
     return nn.Linear(*shape)
 
 
+STEPPING = {"residual": "step", "period": 4, "history_size": 6, "safeguard": None, "regularization": 1e-3}
+
+
 def driven(net: nn.Module, steps: int = 20, **options: Any) -> Anderson:
     """Train with the gradients of squares, where each number has another curvature."""
-    given = {"period": 4, "history_size": 6, "safeguard": None, "regularization": 1e-3, **options}
+    given = options if options.get("residual") == "gradient" else STEPPING | options
     optimizer = Anderson(SGD(net.parameters(), lr=0.3), **given)
     for _ in range(steps):
         for seed, p in enumerate(net.parameters()):
@@ -72,13 +75,13 @@ def test_half_precision_is_near_full_precision_and_not_it():
     assert all(0 < difference < 0.2 * gain for difference, gain in zip(differences, gains, strict=True))
 
 
-def test_a_run_with_rows_in_half_precision_resumes_bit_for_bit():
-    storage = Storage(dtype=torch.bfloat16)
+@pytest.mark.parametrize("options", [STEPPING, {"residual": "gradient"}], ids=["step", "gradient"])
+def test_a_run_with_rows_in_half_precision_resumes_bit_for_bit(options):
+    given = {**options, "storage": Storage(dtype=torch.bfloat16)}
     net, twin = model((10, 10)), model((10, 10))
-    driven(twin, 23, storage=storage)
-    saved = driven(net, 10, storage=storage).state_dict()
-    again = Anderson(SGD(net.parameters(), lr=0.3), period=4, history_size=6, safeguard=None, regularization=1e-3,
-                     storage=storage)  # fmt: skip
+    driven(twin, 23, **given)
+    saved = driven(net, 10, **given).state_dict()
+    again = Anderson(SGD(net.parameters(), lr=0.3), **given)
     again.load_state_dict(saved)
     for _ in range(13):
         for seed, p in enumerate(net.parameters()):
@@ -124,7 +127,7 @@ def test_half_precision_ends_two_percent_above_full_precision_at_most():
     """In the mean over the suite: single runs differ by a jump more or less, to either side."""
     ratios, jumps = [], 0.0
     for (problem, base), seed in product(RATES, range(2)):
-        plain, _ = final_loss(problem, base, seed, period=10**6)
+        plain, _ = final_loss(problem, base, seed, warmup=10**6)
         exact, _ = final_loss(problem, base, seed)
         rounded, accepted = final_loss(problem, base, seed, storage=Storage(dtype=torch.bfloat16))
         least = NEGLIGIBLE * plain
@@ -139,9 +142,10 @@ def test_half_precision_ends_two_percent_above_full_precision_at_most():
 
 
 @pytest.mark.parametrize("storage", [Storage(), Storage(device="cpu"), Storage(shard=True)], ids=str)
-def test_other_places_give_the_same_bits_in_a_single_process(storage):
+@pytest.mark.parametrize("options", [{}, {"residual": "gradient"}], ids=["step", "gradient"])
+def test_other_places_give_the_same_bits_in_a_single_process(storage, options):
     ours, theirs = model((10, 10)), model((10, 10))
-    kept, expected = driven(ours, storage=storage), driven(theirs)
+    kept, expected = driven(ours, storage=storage, **options), driven(theirs, **options)
     assert all(map(torch.equal, weights(ours), weights(theirs)))
     assert kept.stats.as_dict()["accepted"] == expected.stats.as_dict()["accepted"] >= 3
 
