@@ -36,8 +36,8 @@ class GradientState:
     """Gradients read."""
     look: int = LOOK
     """Gradients to store before noise is judged and the weights may jump."""
-    judged: bool = False
-    """Whether the gradients since the last rest were found not to be noise."""
+    proven: int = 0
+    """Jumps accepted since the last rest."""
     rest: int = FIRST_REST
     """Length of the next rest."""
     refusals: float = 0.0
@@ -96,12 +96,12 @@ class GradientMemory(Driver):
         """Start a new history, and look for noise before the next jump."""
         self.history.clear(zero)
         self.gram = Gram(self.options.history_size)
-        self.state.look, self.state.judged = LOOK, False
+        self.state.look, self.state.proven = LOOK, 0
 
     def forget(self) -> None:
         """Forget every pair."""
+        self.stats.counts["restarts"] += self.history.pairs > 0
         self.clear()
-        self.stats.counts["restarts"] += 1
 
     def saved(self) -> Saved:
         """Rows, points and numbers."""

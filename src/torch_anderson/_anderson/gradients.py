@@ -22,15 +22,19 @@ from torch import Tensor
 
 from .._calls import BaseStep, JumpRefused
 from .._driver import logger
-from .._ranks.placement import local_part
+from .._ranks.placement import is_dtensor, local_part
 from .._records import JumpRecord
 from .._tensors.checkpoint import Entries
 from .gradient_memory import FIRST_REST, LONGEST_REST, GradientMemory
 from .secants import COARSE_RIDGE, RIDGE, Secants
 from .solve import Coefficients
 
-NOISY, DOUBTFUL = 0.5, 0.15
-"""Asymmetry above which gradients are noise; and above which they are if the newest is also ..."""
+SUSPECT, NOISY = 0.25, 0.5
+"""Asymmetry above which gradients are noise: after plain steps, and after jumps, whose length makes it larger."""
+PROBATION = 6
+"""Jumps that have to be accepted before noise is no longer suspected."""
+DOUBTFUL = 0.15
+"""Asymmetry above which gradients are noise if the newest is also ..."""
 NEW = 0.75
 """... to this part outside the span of the older ones."""
 FLATTER, STEEPER = 0.3, 4.0
@@ -40,8 +44,8 @@ RETRIES = 2
 """A refused jump is shortened this many times before the weights return to the plain point."""
 SHORTEST, LONGEST = 0.1, 0.5
 """Limits of the part of a refused jump that is tried next."""
-GROWTH = 2.0
-"""A jump may be this many times as long as the last accepted one, after one was refused."""
+GROWTH = 4.0
+"""A jump may be this many times as long as the last accepted one."""
 MEMORY, TOO_MANY = 0.8, 0.4
 """Memory of the moving average of refusals, and the average from which it rests."""
 FIRST_MOMENTS = ("momentum_buffer", "exp_avg")
@@ -93,7 +97,7 @@ class GradientDriver(GradientMemory):
         disturbed = self.overwritten()
         self.space.note_gradients()
         if not self.residual.read(self.point, self.gradient):
-            self.forget()
+            self.reset_history()
         self.point = history.store(self.point, self.gradient)
         state.k += 1
         state.look = max(state.look - 1, 0)
@@ -128,11 +132,10 @@ class GradientDriver(GradientMemory):
         state, norm = self.state, secants.gradient_norm
         if norm == 0:
             self.skip("converged", secants)
-        elif not state.judged and is_noise(secants):
+        elif state.proven < PROBATION and is_noise(secants, jumped=state.proven > 0):
             self.skip("noisy", secants)
             self.rest()
         else:
-            state.judged = True
             fitted = secants.least_squares()
             gain = sqrt(max(1 - fitted.fitted_sq / norm**2, 0.0))
             weights = secants.jump(fitted, gain)
@@ -157,10 +160,10 @@ class GradientDriver(GradientMemory):
         if self.options.safeguard is None:
             self.conclude("")
 
-    def write(self, weights: Sequence[float]) -> None:
+    def write(self, weights: Sequence[float], everything: bool = False) -> None:
         """Set the weights to the last point minus a combination of rows."""
         self.history.subtract(weights, self.point)
-        self.residual.write(self.point)
+        self.residual.write(self.point, everything)
 
     def attempt(self, record: JumpRecord) -> None:
         """Let a jump wait for the next gradient."""
@@ -175,7 +178,8 @@ class GradientDriver(GradientMemory):
         if slope <= FLATTER * state.slope and secants.gradient_norm <= STEEPER * state.norm:
             state.refusals *= MEMORY
             state.rest = FIRST_REST if state.refusals < CALM else state.rest
-            state.radius = max(state.radius, GROWTH * state.length)
+            state.radius = GROWTH * state.length
+            state.proven += 1
             self.forget_momentum()
             self.conclude("")
             return True
@@ -192,7 +196,7 @@ class GradientDriver(GradientMemory):
         """Zero the base's first moments: they belong to a way that was not taken, and would lead off the end of it."""
         states = [self.base.state[p] for p in self.space.params if p in self.base.state]
         kept = [state.get(name) for state in states if isinstance(state, dict) for name in FIRST_MOMENTS]
-        if moments := [local_part(x) for x in kept if isinstance(x, Tensor)]:
+        if moments := [local_part(x) if is_dtensor(x) else x for x in kept if isinstance(x, Tensor)]:
             torch._foreach_zero_(moments)
 
     def shorten(self, secants: Secants, slope: float, record: JumpRecord | None, tries: int) -> None:
@@ -201,7 +205,7 @@ class GradientDriver(GradientMemory):
         part = min(max(state.slope / (state.slope + slope) if slope > 0 else 0.0, SHORTEST), LONGEST)
         weights = [0.0] * len(secants.matrix)
         weights[secants.s(secants.slots[0])] = (1 - part) * state.reach
-        self.write(weights)
+        self.write(weights, everything=True)
         state.reach = part / (1 - part)
         state.slope *= part
         state.length *= part
@@ -279,10 +283,12 @@ class GradientDriver(GradientMemory):
             self.conclude("outside_write")
 
 
-def is_noise(secants: Secants) -> bool:
-    """Whether gradients change as noise does, not as a smooth loss lets them."""
+def is_noise(secants: Secants, jumped: bool) -> bool:
+    """Whether gradients change as noise does, not as a smooth loss lets them; jumps leave more room for doubt."""
     asymmetry = secants.asymmetry()
-    return asymmetry > NOISY or (asymmetry > DOUBTFUL and secants.novelty() > NEW)
+    if jumped:
+        return asymmetry > NOISY
+    return asymmetry > SUSPECT or (asymmetry > DOUBTFUL and secants.novelty() > NEW)
 
 
 def describe(step: int, norm: float, gain: float, fitted: Coefficients) -> JumpRecord:

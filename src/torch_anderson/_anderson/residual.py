@@ -129,11 +129,10 @@ class GradientResidual:
     def __init__(self, base: Optimizer, space: Space):
         self._base = base
         self._space = space
-        index = {p: i for i, group in enumerate(base.param_groups) for p in group["params"]}
-        self._group_of = [[index[p] for p in block.params] for block in space.blocks]
         self.rates: list[float] = []
         """The learning rates of the groups when the gradient was last read."""
-        self._settings: list[Setting] = []
+        self._settings: list[list[Setting]] = []
+        """Those of the parameters of each block; empty if they add nothing."""
 
     def knows_decay(self) -> bool:
         """Whether it is known what the base makes of its weight decay."""
@@ -145,11 +144,15 @@ class GradientResidual:
         groups = self._base.param_groups
         before, self.rates = self.rates, learning_rates(groups)
         most = max(self.rates) or 1.0
-        self._settings = [self._setting(group, rate / most) for group, rate in zip(groups, self.rates, strict=True)]
+        found = [self._setting(group, rate / most) for group, rate in zip(groups, self.rates, strict=True)]
+        self._settings = []
+        if any(setting != PLAIN for setting in found):
+            owners = {p: found[i] for i, group in enumerate(groups) for p in group["params"]}
+            self._settings = [[owners[p] for p in block.params] for block in self._space.blocks]
         self._space.read(point)
         for block, part in zip(self._space.blocks, gradient, strict=True):
             block.read_gradients(part)
-        if any(setting != PLAIN for setting in self._settings):
+        if self._settings:
             self._adjust(point, gradient)
         return not before or same_ratios(before, self.rates)
 
@@ -160,8 +163,7 @@ class GradientResidual:
         return Setting(bool(group.get("maximize")), decay, sqrt(share) if share > NEXT_TO_NOTHING else 0.0)
 
     def _adjust(self, point: Vector, gradient: Vector) -> None:
-        for block, owners, w, g in zip(self._space.blocks, self._group_of, point, gradient, strict=True):
-            settings = [self._settings[i] for i in owners]
+        for block, settings, w, g in zip(self._space.blocks, self._settings, point, gradient, strict=True):
             weights, gradients = block.pieces(w), block.pieces(g)
             if upward := [x for x, setting in zip(gradients, settings, strict=True) if setting.maximize]:
                 torch._foreach_neg_(upward)
@@ -172,13 +174,13 @@ class GradientResidual:
                 torch._foreach_mul_(gradients, [setting.root for setting in settings])
                 torch._foreach_div_(weights, [setting.root or 1.0 for setting in settings])
 
-    def write(self, point: Vector) -> None:
+    def write(self, point: Vector, everything: bool = False) -> None:
         """Set the weights to a point as it was read; ``point`` is overwritten."""
-        for block, owners, w in zip(self._space.blocks, self._group_of, point, strict=True):
-            roots = [self._settings[i].root or 1.0 for i in owners]
+        for block, settings, w in zip(self._space.blocks, self._settings, point, strict=False):
+            roots = [setting.root or 1.0 for setting in settings]
             if any(root != 1 for root in roots):
                 torch._foreach_mul_(block.pieces(w), roots)
-        self._space.write(point)
+        self._space.write(point, everything)
 
 
 def largest(numbers: Sequence[Tensor]) -> Tensor:

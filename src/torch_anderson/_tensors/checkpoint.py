@@ -193,7 +193,9 @@ def check(found: dict[Tensor, Entries], kind: int, shapes: Shapes) -> None:
         if state is None or state[0] != VERSION:
             raise ValueError("The checkpoint was made by another version of torch-anderson. Resume it with that one.")
         if state[1] != kind:
-            raise ValueError("The checkpoint was made by another accelerator. Build the one that made it.")
+            raise ValueError(
+                "The checkpoint was made by another accelerator, or with another residual. Build the one that made it."
+            )
         shape = tuple(real_view(param).shape)
         for name, (option, ahead) in shapes.items():
             there = tuple(kept[name].shape) if name in kept else None
