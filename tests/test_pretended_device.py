@@ -70,7 +70,7 @@ GAUSS_NEWTON = {
     "GaussNewton budget": lambda: {"budget": 0.9},
     "GaussNewton forward_cost": lambda: {"forward_cost": 0.02},
     "GaussNewton process_group": lambda: {"process_group": _group_of_one()},
-    "GaussNewton objective": lambda: {"budget": 0.9},
+    "GaussNewton objective": lambda: {"budget": 0.9, "directions": "history"},
 }
 CASES = ANDERSON | GAUSS_NEWTON
 
@@ -146,7 +146,7 @@ class Training:
         fixed = tuple(tensor.to(self.device) for tensor in batch(1000))
         return Objective(
             self.model,
-            drawn=Term(_difference, self._draw, count=16),
+            drawn=Term(_difference, self._draw, count=16, retain=False),
             fixed=Term(_difference, fixed, weight=0.5),
         )
 

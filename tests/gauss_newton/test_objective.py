@@ -41,7 +41,11 @@ def network(outputs=1, *layers):
 
 
 def equation(model, **changed):
-    terms = {"interior": Term(burgers, points, count=40), "edge": Term(known, edge, count=10, weight=3.0)}
+    """Without retained samples, so that runs can be compared with others that draw theirs by hand."""
+    terms = {
+        "interior": Term(burgers, points, count=40, retain=False),
+        "edge": Term(known, edge, count=10, weight=3.0, retain=False),
+    }
     return Objective(model, **terms | changed)
 
 
@@ -170,13 +174,15 @@ def test_it_is_a_closure_for_other_optimizers(make):
     assert objective.draw().loss().item() < 0.9 * before
 
 
-# --------------------------------------------------------------------------------------------------- with GaussNewton
+# -------------------------------------------------------------------------- with GaussNewton's directions of history
+
+HISTORY = {"directions": "history", **EAGER}
 
 
 def driven_by(give, base=lambda p: Adam(p, lr=5e-3), steps=60, **options):
     """A model trained on samples that are drawn anew at each step, given in one way or another."""
     model = network()
-    optimizer = GaussNewton(base(model.parameters()), **{**EAGER, **options})
+    optimizer = GaussNewton(base(model.parameters()), **{**HISTORY, **options})
     objective = equation(model)
     torch.manual_seed(1)
     for _ in range(steps):
@@ -237,7 +243,7 @@ def test_the_base_and_the_jump_see_the_same_samples_however_often_the_base_asks(
         return u(point) - 1
 
     objective = Objective(model, only=Term(looked_at, recorded(drawn), count=8))
-    optimizer = GaussNewton(LBFGS(model.parameters(), lr=0.1, max_iter=3), **EAGER)
+    optimizer = GaussNewton(LBFGS(model.parameters(), lr=0.1, max_iter=3), **HISTORY)
     for _ in range(20):
         optimizer.step(objective)
     assert optimizer.stats.counts["attempted"] > 0
@@ -265,7 +271,7 @@ def test_buffers_stay_what_they_are_under_vmap():
     with torch.no_grad():
         model[2].running_mean.uniform_()
     kept = {name: buffer.clone() for name, buffer in model.named_buffers()}
-    optimizer = GaussNewton(SGD(model.parameters(), lr=1e-3), **EAGER)
+    optimizer = GaussNewton(SGD(model.parameters(), lr=1e-3), **HISTORY)
     objective = equation(model)
     for _ in range(30):
         optimizer.step(objective)
@@ -348,7 +354,7 @@ def test_residuals_that_are_not_finite_later_make_plain_steps():
     model = network()
     bad = []
     function = lambda u, point: u(point) + (float("nan") if bad else 0.0)  # noqa: E731
-    optimizer = GaussNewton(SGD(model.parameters(), lr=1e-2), **EAGER)
+    optimizer = GaussNewton(SGD(model.parameters(), lr=1e-2), **HISTORY)
     objective = Objective(model, only=Term(function, points, count=5))
     for _ in range(15):
         optimizer.step(objective)

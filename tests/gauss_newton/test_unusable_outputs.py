@@ -302,7 +302,7 @@ def test_tensors_instead_of_a_function_are_refused_at_once_and_no_step_is_made(g
 # -------------------------------------------------------------------------------------------------------- options
 
 INVALID = [
-    {"loss": "huber"}, {"loss": 3}, {"loss": None}, {"directions": "tangent"}, {"directions": 1}, {"budget": 0.0},
+    {"loss": "huber"}, {"loss": 3}, {"loss": None}, {"directions": "tangents"}, {"directions": 1}, {"budget": 0.0},
     {"budget": 1.0}, {"budget": "auto"}, {"budget": True}, {"forward_cost": 0.0}, {"forward_cost": float("inf")},
     {"forward_cost": float("nan")}, {"process_group": "world"},
 ]  # fmt: skip

@@ -7,18 +7,22 @@ from dataclasses import dataclass
 from math import isfinite
 from typing import Any
 
+from torch import Tensor
 from torch.optim import Optimizer
 
 from .._calls import with_hooks
 from .._driver import Driver
 from .._optimizer import WrappedOptimizer
 from .._options import Options, choice, invalid, process_group_or_none, real
+from .._tensors.checkpoint import STATE, Entries
 from .driver import GaussNewtonDriver
+from .flat import has_rows
 from .objective import Closure, Objective
 from .outputs import Loss, OutputsFn
+from .tangent import TangentDriver
 
 LOSSES = ("residual", "mse", "cross_entropy")
-DIRECTIONS = ("history",)
+DIRECTIONS = ("auto", "tangent", "history")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -43,22 +47,31 @@ class GaussNewtonOptions(Options):
 
 
 class GaussNewton(WrappedOptimizer):
-    r"""Gauss-Newton jumps between the steps of any first-order optimizer.
+    r"""Gauss-Newton jumps, between the steps of any first-order optimizer or instead of them.
 
-    Periodically, forward passes on the step's samples measure how the model's outputs change along directions that
-    training has shown: differences of stored weights, accepted jumps, the present step and the gradient. The
-    combination of them with the least damped loss,
+    With an ``Objective``, whose residuals are known sample by sample, jumps go along all directions that the samples
+    know, the rows of the residuals' Jacobian :math:`J` (``directions="tangent"``):
+
+    .. math:: w \leftarrow w - \alpha J^\top (J J^\top + \lambda)^{-1} r,
+
+    with momentum, geodesic acceleration, and :math:`\alpha` by a search on more samples than are fitted. Where jumps
+    pay they replace the base's steps, and no gradient is computed; otherwise the base makes most steps. Right for
+    smooth problems with up to about :math:`10^5` weights whose samples are all there is to fit, or can be drawn at
+    will: physics-informed networks, surrogates.
+
+    With ``outputs``, a forward pass that may be a black box, jumps go along directions that training has shown
+    (``directions="history"``): differences of stored weights, accepted jumps, the present step and the gradient.
+    Forward passes measure how the outputs change along them. The combination with the least damped loss,
     :math:`\min_c \lVert r + A c \rVert^2 + \lambda c^\top M c`, is tried, and kept if the loss falls. Otherwise the
     base's step stays. Jumps come at least 10 steps apart, and less often while they do not pay.
-
-    Right for losses whose samples are all there is to fit, or many: small batches would undo a jump at once.
 
     Args:
         base: the optimizer that makes the steps.
         loss: how the loss follows from ``outputs``. ``"residual"``: one tensor or several that are to become zero,
             whose means of squares add up; ``"mse"`` of (predictions, targets); ``"cross_entropy"`` of (logits,
             classes); or a convex, twice differentiable function of (predictions, ...) that gives a mean over samples.
-        directions: ``"history"``, what training has shown.
+        directions: ``"tangent"``, the rows of the Jacobian of an ``Objective``'s residuals; ``"history"``, what
+            training has shown; ``"auto"`` is the first with an ``Objective`` and the second with ``outputs``.
         budget: share of the cost that jumps may take at first; it grows to twice that while they gain more than base
             steps do, and falls while they do not.
         forward_cost: cost of a forward pass without graph, in gradients.
@@ -75,8 +88,8 @@ class GaussNewton(WrappedOptimizer):
         >>> optimizer = GaussNewton(torch.optim.Adam(model.parameters(), lr=1e-2))
         >>> for _ in range(30):
         ...     loss = optimizer.step(objective)
-        >>> optimizer.stats.as_dict()["attempted"]
-        2.0
+        >>> bool(loss < 1e-6)
+        True
     """
 
     def __init__(
@@ -84,7 +97,7 @@ class GaussNewton(WrappedOptimizer):
         base: Optimizer,
         *,
         loss: Loss = "residual",
-        directions: str = "history",
+        directions: str = "auto",
         budget: float = 0.3,
         forward_cost: float = 1 / 3,
         process_group: Any = None,
@@ -96,45 +109,56 @@ class GaussNewton(WrappedOptimizer):
 
     @staticmethod
     def _make_driver(base: Optimizer, options: Any) -> Driver:
-        return GaussNewtonDriver(base, options)
+        return TangentDriver(base, options) if options.directions == "tangent" else GaussNewtonDriver(base, options)
 
     @with_hooks
     def step(  # type: ignore[override]
         self, closure: Callable[[], Any] | None = None, *, outputs: OutputsFn | None = None
     ) -> Any:
-        """Make one base step; the weights may jump after it.
+        """Jump, or make one base step, after which the weights may jump; returns the loss before it.
 
         Args:
-            closure: handed to the base, which calls it as often as it needs. An ``Objective`` draws its samples once
-                for the step, and its residuals are the outputs.
+            closure: handed to the base, which calls it as often as it needs. An ``Objective`` draws its samples, and
+                is not called where the base makes no step.
             outputs: what ``loss`` is made of, on this step's samples: a function without arguments that makes a
                 forward pass at the present weights.
         """
         given = self._checked(outputs)
-        if given is None and isinstance(closure, (Objective, Closure)):
-            self._refuse_other_losses()
         if isinstance(closure, Objective):
-            closure = closure.draw()
+            closure = closure.bind()
         if given is None and isinstance(closure, Closure):
-            given = closure.residuals
+            self._driver.ahead = self._checked(closure)  # which may replace the driver
         return self._step(closure, given)
 
     def set_batch(self, *, outputs: OutputsFn | None = None) -> None:
         """Give the next step its ``outputs``, where a framework owns the call of ``step``."""
         self._driver.ahead = self._checked(outputs)
 
-    def _refuse_other_losses(self) -> None:
-        loss = self._driver.options.loss
-        if loss != "residual":
-            raise ValueError(f"Invalid loss: {loss!r}. Allowed: 'residual' with an Objective.")
-
-    def _checked(self, outputs: Any) -> OutputsFn | None:
-        if isinstance(outputs, (Objective, Closure)):
-            self._refuse_other_losses()
-            return outputs.draw().residuals if isinstance(outputs, Objective) else outputs.residuals
+    def _checked(self, outputs: Any) -> Any:
+        if isinstance(outputs, Objective):
+            outputs = outputs.bind()
+        if isinstance(outputs, Closure):
+            if self.options.loss != "residual":
+                raise ValueError(f"Invalid loss: {self.options.loss!r}. Allowed: 'residual' with an Objective.")
+            self._choose(tangent=True)
+            return outputs if isinstance(self._driver, TangentDriver) else outputs.residuals
         if outputs is not None and not callable(outputs):
             raise TypeError(
                 f"Invalid outputs: {type(outputs).__name__}. Allowed: a function without arguments that evaluates the "
                 "model at the present weights, e.g. step(outputs=lambda: (model(x), y))."
             )
         return outputs
+
+    def _choose(self, tangent: bool) -> None:
+        """Settle what "auto" stands for, by the first samples or by a checkpoint."""
+        driver: Any = self._driver
+        wanted = TangentDriver if tangent and has_rows(self.param_groups) else GaussNewtonDriver
+        begun = driver.state.k or driver.stats.counts["attempted"]
+        if self.options.directions == "auto" and not isinstance(driver, wanted) and not begun:
+            self._driver = wanted(self.base, self.options)
+            self._driver.hooks, self._driver.ahead = driver.hooks, driver.ahead
+
+    def _suit(self, found: dict[Tensor, Entries]) -> None:
+        if found:
+            kinds = {int(kept[STATE][1]) for kept in found.values() if STATE in kept}
+            self._choose(tangent=kinds == {TangentDriver.kind})

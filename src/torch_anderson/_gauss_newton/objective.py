@@ -1,69 +1,16 @@
-"""``Objective`` and ``Term``: a loss as means of squared residuals of single samples, and where samples come from."""
+"""``Objective``: a loss as means over samples, and a closure for any optimizer."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from dataclasses import KW_ONLY, dataclass
-from math import isfinite, sqrt
+from collections.abc import Mapping
+from math import sqrt
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from .._options import integer, invalid, real
-
-Samples = tuple[Tensor, ...]
-"""Samples of one term: tensors whose first dimension counts them."""
-
-ADVICE = (
-    "In the term {name!r}. Its function gets u and one sample, and is evaluated for all samples at once with "
-    "torch.vmap: differentiate with torch.func (grad, jvp, jacrev, hessian) instead of torch.autograd.grad, choose "
-    "with torch.where instead of if, and do not convert tensors to numbers."
-)
-
-
-@dataclass(frozen=True, eq=False)
-class Term:
-    """A term of an ``Objective``: weight times the mean over samples of the sum of squared residuals.
-
-    Args:
-        function: the residual at one sample, ``function(u, sample)``; returns a tensor, or a tuple or dictionary of
-            tensors. ``u`` is the model as a function of one point. A sampler that gives several tensors hands one row
-            of each to the function, ``function(u, point, value)``.
-        samples: a function that draws a given number of samples, or the samples: a tensor or a tuple of tensors
-            whose first dimension counts samples.
-        count: number of samples to draw; only with a function.
-        weight: factor of the term in the loss.
-
-    >>> Term(lambda u, point: u(point), torch.zeros(10, 2), count=5)
-    Traceback (most recent call last):
-    ValueError: Invalid count: 5. Allowed: None for samples that are given.
-    """
-
-    function: Callable[..., Any]
-    samples: Callable[[int], Any] | Tensor | Samples
-    _: KW_ONLY
-    count: int | None = None
-    weight: float = 1.0
-
-    def __post_init__(self) -> None:
-        if not callable(self.function):
-            raise TypeError(f"Invalid function: {self.function!r}. Allowed: a function of u and one sample.")
-        weight = real("weight", self.weight, lambda x: x > 0 and isfinite(x), "a finite number above 0")
-        object.__setattr__(self, "weight", weight)
-        if callable(self.samples):
-            object.__setattr__(self, "count", integer("count", self.count, 1))
-        elif self.count is not None:
-            raise invalid("count", self.count, "None for samples that are given")
-        else:
-            object.__setattr__(self, "samples", checked_samples("samples", self.samples))
-
-    def draw(self, name: str) -> Samples:
-        """The samples for one evaluation."""
-        if not callable(self.samples):
-            return self.samples  # type: ignore[return-value]
-        assert self.count is not None
-        return checked_samples(f"what the sampler of {name!r} returned", self.samples(self.count), self.count)
+from .population import Retained, Samples, shuffled
+from .term import ADVICE, Term, checked_samples
 
 
 class Objective:
@@ -76,6 +23,10 @@ class Objective:
     ``objective.draw()`` is a closure for samples that are drawn now and stay. Optimizers that compare losses of
     several calls in one step, such as LBFGS with a line search, need it: ``optimizer.step(objective.draw())``.
     ``GaussNewton.step(objective)`` does this by itself.
+
+    Samples whose residual was above their term's mean stay for the next evaluation, and only the others are drawn anew
+    (Daw et al. 2023): uniform samples rarely meet a shock or a layer. ``Term(..., retain=False)`` draws all anew. A
+    checkpoint needs ``objective.state_dict()`` besides those of the model and the optimizer.
 
     Args:
         model: a module. ``u(point)`` calls it with a batch of one and drops that dimension; one number is a scalar.
@@ -108,36 +59,105 @@ class Objective:
         self.terms = terms
         self.checked = False
         """Whether all residuals were found to be finite and to depend on the weights."""
+        self.retained: dict[str, Retained] = {}
+        """Samples of the last evaluation, by the names of terms."""
+        self.at: Tensor | None = None
+        """The weights for which retained residuals hold."""
 
     def __call__(self, **samples: Any) -> Any:
         """Zero the gradients, draw samples, compute the loss, go backward; or make a closure for given samples."""
-        return self.draw(**samples) if samples else self.draw()()
+        return self.bind(**samples) if samples else self.bind()()
 
-    def draw(self, **given: Any) -> Closure:
-        """Make a closure for samples that stay: those given by the names of terms, others drawn now."""
+    def bind(self, **given: Any) -> Closure:
+        """Make a closure for samples given by the names of terms; others are drawn when it is first called."""
         for name in given:
             if name not in self.terms:
                 raise TypeError(f"Invalid term {name!r}. Allowed: {', '.join(map(repr, self.terms))}.")
-        return Closure(
-            self,
-            {
-                name: checked_samples(f"samples of {name!r}", given[name]) if name in given else term.draw(name)
-                for name, term in self.terms.items()
-            },
-        )
+        return Closure(self, {name: checked_samples(f"samples of {name!r}", x) for name, x in given.items()})
+
+    def draw(self, **given: Any) -> Closure:
+        """Make a closure for samples that stay: those given by the names of terms, others drawn now."""
+        closure = self.bind(**given)
+        closure.draw()
+        return closure
 
     def u(self, *point: Tensor) -> Tensor:
         """The model at one point."""
-        found = self.model(*(x.unsqueeze(0) for x in point)).squeeze(0)
-        return found.reshape(()) if found.numel() == 1 else found
+        return at_point(self.model, *point)
+
+    @property
+    def module(self) -> nn.Module:
+        """The model without the wrapper that trains it on several ranks."""
+        return self.model.module if isinstance(self.model, nn.parallel.DistributedDataParallel) else self.model
+
+    def drawn(self, name: str, count: int | None = None) -> tuple[Samples, Tensor | None]:
+        """New samples of a term, among which those with large residuals stay; and residuals where they are known."""
+        term, kept = self.terms[name], self.retained.get(name)
+        samples = term.draw(name, count)
+        if kept is None or not kept.fits(samples):
+            return samples, None
+        if term.fixed:
+            return kept.samples, kept.values
+        return kept.renew(samples) if term.retain else (samples, None)
+
+    def examples(self, given: Mapping[str, Samples], counts: Mapping[str, int]) -> dict[str, Samples]:
+        """Samples to look at once: given or retained ones, so that a resumed run draws none that others would not."""
+        found = {name: kept.samples for name, kept in self.retained.items()} | dict(given)
+        return {name: found.get(name) or term.draw(name, counts[name]) for name, term in self.terms.items()}
+
+    def population(
+        self, counts: Mapping[str, int], given: Mapping[str, Samples], at: Tensor
+    ) -> tuple[dict[str, Samples], dict[str, Tensor | None]]:
+        """Samples of all terms in random order, and their residuals at these weights where they are known."""
+        samples: dict[str, Samples] = {}
+        values: dict[str, Tensor | None] = {}
+        known = self.at is not None and torch.equal(self.at, at)
+        for name in self.terms:
+            found = (given[name], None) if name in given else self.drawn(name, counts[name])
+            samples[name], values[name] = shuffled(found[0], found[1] if known else None)
+        return samples, values
+
+    def retain(
+        self, samples: Mapping[str, Samples], values: Mapping[str, Tensor], sizes: Mapping[str, Tensor], at: Tensor
+    ) -> None:
+        """Remember samples for the next evaluation: their outputs (k, p) at these weights, and sizes of residuals."""
+        self.at = at
+        self.retained = {name: Retained(samples[name], sizes[name], found) for name, found in values.items()}
+
+    def state_dict(self) -> dict[str, Any]:
+        """The samples that are retained: with the model's and the optimizer's, all that a run needs to go on.
+
+        The samplers' random numbers are the caller's: save ``torch.get_rng_state()`` or the generators in use.
+        """
+        return {"at": self.at, "retained": {name: kept.state_dict() for name, kept in self.retained.items()}}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Go on with the samples of a checkpoint."""
+        if unknown := set(state_dict["retained"]) - set(self.terms):
+            raise ValueError(f"The checkpoint is of another objective: it has terms {sorted(unknown)}.")
+        self.at = state_dict["at"]
+        self.retained = {name: Retained.from_state_dict(kept) for name, kept in state_dict["retained"].items()}
 
 
 class Closure:
     """An objective on samples that stay: a closure for any optimizer."""
 
-    def __init__(self, objective: Objective, samples: Mapping[str, Samples]):
+    def __init__(self, objective: Objective, given: Mapping[str, Samples]):
         self.objective = objective
-        self.samples = samples
+        self.given = given
+        self._drawn: dict[str, Samples] | None = None
+
+    @property
+    def bound(self) -> dict[str, Samples]:
+        """The samples that are known by now."""
+        return {**self.given, **(self._drawn or {})}
+
+    def draw(self) -> Mapping[str, Samples]:
+        """The samples of all terms; those that were not given are drawn once."""
+        if self._drawn is None:
+            terms = self.objective.terms
+            self._drawn = {name: self.objective.drawn(name)[0] for name in terms if name not in self.given}
+        return self.bound
 
     def __call__(self) -> Tensor:
         """Zero the gradients of the model, compute the loss, go backward; returns the loss."""
@@ -145,67 +165,53 @@ class Closure:
         with torch.enable_grad():
             loss = self.loss()
             loss.backward()
-        return loss
+        return loss.detach()
 
     def loss(self) -> Tensor:
         """The loss, with its graph."""
-        objective = self.objective
+        objective, samples = self.objective, self.draw()
         losses = []
         for name, term in objective.terms.items():
             found = self._evaluated(name)
             if not objective.checked:
-                _check_first(name, found, objective.model)
-            count = len(self.samples[name][0])
-            losses += [term.weight / count * _real(tensor).square().sum() for tensor in found]
+                _check_first(name, found if term.loss is None else found[:1], objective.model)
+            each = term.each(found)
+            losses.append(term.weight * each.mean())
+            if term.retain and not term.fixed and name not in self.given:
+                objective.retained[name] = Retained(samples[name], each.detach().clamp_min(0).sqrt())
         objective.checked = True
         return torch.stack([loss.to(losses[0].device) for loss in losses]).sum()
 
     @torch.no_grad()
     def residuals(self) -> list[Tensor]:
         """The residuals, scaled such that their means of squares add up to the loss; one forward pass, no graph."""
+        samples = self.draw()
         scaled = []
         for name, term in self.objective.terms.items():
-            count = len(self.samples[name][0])
+            if term.loss is not None:
+                raise ValueError(f"Invalid loss of the term {name!r}: a function. Allowed: None with past directions.")
+            count = len(samples[name][0])
             scaled += [tensor * sqrt(term.weight * tensor.numel() / count) for tensor in self._evaluated(name)]
         return scaled
 
     def _evaluated(self, name: str) -> tuple[Tensor, ...]:
         """The residuals of a term at all samples."""
-        objective, function = self.objective, self.objective.terms[name].function
+        objective, term = self.objective, self.objective.terms[name]
 
         def residual(*sample: Tensor) -> tuple[Tensor, ...]:
-            return _tensors(name, function(objective.u, *sample))
+            return term.outputs(name, objective.u, sample)
 
         try:
-            return torch.vmap(residual, randomness="different")(*self.samples[name])  # type: ignore[no-any-return]
+            return torch.vmap(residual, randomness="different")(*self.draw()[name])  # type: ignore[no-any-return]
         except Exception as problem:
             problem.add_note(ADVICE.format(name=name))
             raise
 
 
-def checked_samples(what: str, found: Any, count: int | None = None) -> Samples:
-    """Samples as a tuple of tensors of one length; raises TypeError or ValueError that says what was found."""
-    tensors = (found,) if isinstance(found, Tensor) else found
-    if not isinstance(tensors, (tuple, list)) or not tensors or not all(isinstance(x, Tensor) for x in tensors):
-        raise TypeError(f"Invalid {what}: {type(found).__name__}. Allowed: a tensor, or a tuple of tensors.")
-    if any(x.dim() == 0 for x in tensors) or len({len(x) for x in tensors}) != 1 or not len(tensors[0]):
-        shapes = ", ".join(str(tuple(x.shape)) for x in tensors)
-        raise ValueError(f"Invalid {what}: shapes {shapes}. Allowed: one row for each of at least one sample.")
-    if count is not None and len(tensors[0]) != count:
-        raise ValueError(f"Invalid {what}: {len(tensors[0])} samples. Allowed: as many as asked for, {count}.")
-    return tuple(tensors)
-
-
-def _tensors(name: str, found: Any) -> tuple[Tensor, ...]:
-    """What a term's function returned, as a tuple of tensors that can be squared."""
-    values = found.values() if isinstance(found, dict) else found if isinstance(found, (tuple, list)) else (found,)
-    tensors = tuple(values)
-    if not tensors or not all(isinstance(x, Tensor) for x in tensors):
-        kinds = ", ".join(type(x).__name__ for x in tensors) or "nothing"
-        raise TypeError(f"The function of {name!r} returned {kinds}. Return a tensor, or several: the residuals.")
-    if not all(x.is_floating_point() or x.is_complex() for x in tensors):
-        raise TypeError(f"The function of {name!r} returned integers. Return residuals in floating point.")
-    return tensors
+def at_point(model: nn.Module, *point: Tensor) -> Tensor:
+    """The model at one point: called with a batch of one; a single output is a scalar."""
+    found = model(*(x.unsqueeze(0) for x in point)).squeeze(0)
+    return found.reshape(()) if found.numel() == 1 else found
 
 
 def _check_first(name: str, found: tuple[Tensor, ...], model: nn.Module) -> None:
@@ -218,7 +224,3 @@ def _check_first(name: str, found: tuple[Tensor, ...], model: nn.Module) -> None
     trains = any(p.requires_grad for p in model.parameters())
     if trains and torch.is_grad_enabled() and not any(x.requires_grad for x in found):
         raise ValueError(f"The residual of {name!r} does not depend on the model's weights. Compute it from u(point).")
-
-
-def _real(tensor: Tensor) -> Tensor:
-    return torch.view_as_real(tensor.resolve_conj()) if tensor.is_complex() else tensor

@@ -1,0 +1,114 @@
+"""The samples of one jump: how many of each term are fitted, how many it is judged by, and their loss."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
+from math import sqrt
+
+import torch
+from torch import Tensor
+
+from .misfit import Convex, Squares
+from .population import Samples
+from .residuals import Residuals, Values
+from .term import Term
+
+ROWS = 500
+"""Rows that the first jump fits, if there are as many."""
+DRAWN, GIVEN, FIXED = 1 / 3, 1 / 3, 1.0
+"""Shares of samples that are fitted: drawn ones, those given for one step, and fixed ones, which are all there are."""
+UNSEEN = 2
+"""Fewest blocks of samples that are drawn besides those that are fitted."""
+
+
+@dataclass
+class Plan:
+    """Numbers of samples by the names of terms."""
+
+    fitted: dict[str, int]
+    total: dict[str, int]
+    most: float
+    """Largest useful number of blocks."""
+    noisy: bool
+    """Whether every step has other samples than the last, none of which can be drawn again."""
+
+
+def plan(residuals: Residuals, given: Mapping[str, Samples], blocks: int, most_rows: float) -> Plan:
+    """Choose numbers of samples for rows that are ``blocks`` times those of the first jump."""
+    terms = residuals.objective.terms
+    there = {name: _available(term, given.get(name)) for name, term in terms.items()}
+    share = {name: GIVEN if name in given else FIXED if term.fixed else DRAWN for name, term in terms.items()}
+    rows = sum(share[name] * there[name] * max(residuals.terms[name].size, 1) for name in terms)
+    first = min(1.0, ROWS / rows, most_rows / rows)
+    fitted, total = {}, {}
+    for name, term in terms.items():
+        block = max(1, round(first * share[name] * there[name]))
+        drawn = not term.fixed and name not in given
+        fitted[name] = blocks * block if drawn else min(blocks * block, max(1, int(share[name] * there[name])))
+        total[name] = max(there[name], (blocks + max(UNSEEN, blocks // 2)) * block) if drawn else there[name]
+    growing = any(not term.fixed and name not in given for name, term in terms.items())
+    return Plan(fitted, total, max(1.0, (most_rows / rows if growing else 1.0) / first), bool(given))
+
+
+def _available(term: Term, given: Samples | None) -> int:
+    if given is not None:
+        return len(given[0])
+    return term.count or len(term.samples[0])  # type: ignore[index, arg-type]
+
+
+@dataclass
+class Batch:
+    """Samples of all terms; the first of each are fitted. Outputs (samples, p) are given by the names of terms."""
+
+    samples: dict[str, Samples]
+    fitted: dict[str, int]
+    weights: dict[str, float]
+    """Factors of the terms in the loss."""
+    misfits: dict[str, Squares | Convex]
+    given: Collection[str] = ()
+    """Terms whose samples are for one step only."""
+
+    def first(self) -> dict[str, Samples]:
+        """The samples that are fitted."""
+        return {name: tuple(x[: self.fitted[name]] for x in samples) for name, samples in self.samples.items()}
+
+    def seen(self, values: Values) -> Values:
+        """The outputs of fitted samples."""
+        return {name: found[: self.fitted[name]] for name, found in values.items()}
+
+    def sizes(self, values: Values) -> Values:
+        """Sizes of residuals, sample by sample; the root of the loss if that is not a square."""
+        return {name: self.misfits[name].each(outputs).clamp_min(0).sqrt() for name, outputs in values.items()}
+
+    def losses(self, values: Values) -> Tensor:
+        """The loss of all samples, of fitted ones, and of the others (0 if there are none); on the host."""
+        found = torch.zeros(3, dtype=torch.float64)
+        for name, outputs in values.items():
+            each, fitted = self.misfits[name].each(outputs), self.fitted[name]
+            parts = each, each[:fitted], each[fitted:]
+            found += self.weights[name] * torch.stack([x.sum() / max(len(x), 1) for x in parts]).double().cpu()
+        return found
+
+    def along(self, start: Values, slope: Values, bend: Values, lengths: Tensor) -> Tensor:
+        """The loss of all samples for outputs on parabolas, at each length."""
+        found = torch.zeros_like(lengths)
+        for name, misfit in self.misfits.items():
+            factor = self.weights[name] / len(start[name])
+            found += factor * misfit.along(start[name], slope[name], bend[name], lengths)
+        return found
+
+    def expand(self, seen: Values) -> tuple[Tensor, Values]:
+        """r of the fitted samples, and by term the weights of outputs in it, such that the loss is |r|^2 nearby."""
+        right, weights = [], {}
+        for name, outputs in seen.items():
+            r, sums = self.misfits[name][: self.fitted[name]].expand(outputs)
+            scale = sqrt(self.weights[name] / self.fitted[name])
+            right.append(scale * r.reshape(-1))
+            weights[name] = scale * sums
+        return torch.cat(right), weights
+
+
+def weighted(weights: Values, outputs: Values) -> Tensor:
+    """Weighted sums of outputs, as one vector in the order of the rows."""
+    return torch.cat([torch.einsum("jkp,kp->kj", weights[name], outputs[name]).reshape(-1) for name in weights])

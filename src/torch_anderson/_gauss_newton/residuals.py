@@ -1,0 +1,161 @@
+"""The residuals of an objective as functions of one flat vector of weights, and the rows of their Jacobian.
+
+Weights, samples and buffers are converted to float64, whatever the network's type. Nothing is written to the model: its
+parameters and buffers are replaced for the time of a call.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import torch
+from torch import Tensor
+
+from .misfit import Convex, Squares
+from .objective import Closure, Objective
+from .outputs import Unusable
+from .population import Samples
+from .term import ADVICE
+from .term_residuals import SEEN, TermResiduals, close
+
+BLOCK = 500
+"""Most samples that are evaluated at once."""
+Values = dict[str, Tensor]
+"""Residuals (samples, p) by the names of terms."""
+Given = Mapping[str, Samples]
+"""Samples by the names of terms."""
+
+
+class Residuals:
+    """All residuals of an objective at any weights; ``n`` of them are trained, in the order of the model's."""
+
+    def __init__(self, objective: Objective, params: Sequence[Tensor]):
+        trained = self.trained = {id(p) for p in params}
+        found = dict(objective.module.named_parameters())
+        names = [name for name, p in found.items() if id(p) in trained]
+        self.objective = objective
+        self.params = [found[name] for name in names]
+        self.constants: dict[str, Tensor] = {name: p for name, p in found.items() if id(p) not in trained}
+        self.constants.update(objective.module.named_buffers())
+        self.sizes = [p.numel() for p in self.params]
+        self.n = sum(self.sizes)
+        self.terms = {name: TermResiduals(objective, name, names, list(self.constants)) for name in objective.terms}
+        self.dtype = torch.float64
+        self._constants: list[Tensor] = []
+
+    def prepare(self, weights: Tensor, samples: Given, counts: Mapping[str, int] | None = None) -> None:
+        """Trace all terms, for blocks of so many samples or as before; in the network's type if functions need that."""
+        blocks = {name: min(counts[name], BLOCK) if counts else term.block for name, term in self.terms.items()}
+        samples = {name: tuple(x[: blocks[name]] for x in found) for name, found in samples.items()}
+        self.refresh()
+        try:
+            self._prepare(weights, samples)
+        except Exception as problem:
+            own = self.params[0].dtype
+            if own == self.dtype or isinstance(problem, Unusable):
+                raise
+            self.dtype = own
+            self.refresh()
+            self._prepare(weights, samples)
+
+    def fits(self, objective: Objective, params: Sequence[Tensor]) -> bool:
+        """Whether these are the residuals of an objective, with these parameters trained."""
+        return self.objective is objective and self.trained == {id(p) for p in params}
+
+    def check(self, given: Given, params: Sequence[Tensor]) -> None:
+        """Raise for what cannot be a residual, changes the weights, or depends on parameters outside the model."""
+        ours, before = {id(p) for p in self.params}, self.read()
+        others = [p for p in params if id(p) not in ours]
+        loss = Closure(self.objective, given).loss()
+        if not torch.equal(before, self.read()):
+            self.write(before)
+            raise Unusable("outputs_wrote", "a residual changed the parameters; it must only evaluate the model")
+        if others and any(x is not None for x in torch.autograd.grad(loss, others, allow_unused=True)):
+            raise Unusable("outside_parameters", OUTSIDE)
+
+    def _prepare(self, weights: Tensor, samples: Given) -> None:
+        for name, term in self.terms.items():
+            try:
+                term.prepare(self._fixed(weights), self._converted(samples[name]))
+            except Exception as problem:
+                problem.add_note(ADVICE.format(name=name))
+                raise
+
+    def read(self) -> Tensor:
+        """The parameters as one vector."""
+        return torch.cat([p.detach().reshape(-1).double() for p in self.params] or [torch.zeros(0)])
+
+    @torch.no_grad()
+    def write(self, weights: Tensor) -> None:
+        """Set the parameters."""
+        for p, part in zip(self.params, weights.split(self.sizes), strict=True):
+            p.copy_(part.view(p.shape))
+
+    def rounded(self, weights: Tensor) -> Tensor:
+        """The vector that ``read`` gives after ``write``."""
+        parts = weights.split(self.sizes)
+        return torch.cat([part.to(p.dtype).double() for part, p in zip(parts, self.params, strict=True)])
+
+    def refresh(self) -> bool:
+        """Look at parameters that are not trained and at buffers; returns whether somebody has changed them."""
+        before = self._constants
+        self._constants = [self._cast(x.detach().clone()) for x in self.constants.values()]
+        return bool(before) and not all(map(torch.equal, before, self._constants))
+
+    @torch.no_grad()
+    def values(self, weights: Tensor, samples: Given) -> Values:
+        """Residuals of all terms."""
+        fixed = self._fixed(weights)
+        return {name: term.values(fixed, self._converted(samples[name])).double() for name, term in self.terms.items()}
+
+    @torch.no_grad()
+    def rows(self, weights: Tensor, samples: Given, sums: Values, out: Tensor) -> None:
+        """Write the rows of weighted sums of residuals to ``out``, one term after the other."""
+        fixed, done = self._fixed(weights), 0
+        for name, term in self.terms.items():
+            count = len(samples[name][0])
+            part = out[done : done + count * term.size]
+            own = part if self.dtype == out.dtype else part.to(self.dtype)
+            shaped = own.view(count, term.size, self.n)
+            term.rows(fixed, self._converted(samples[name]), sums[name].to(self.dtype), shaped)
+            if own is not part:
+                part.copy_(own)
+            done += count * term.size
+
+    @torch.no_grad()
+    def misfits(self, weights: Tensor, samples: Given) -> dict[str, Squares | Convex]:
+        """The losses of single samples, for these samples."""
+        fixed, found = self._fixed(weights), {}
+        for name, term in self.terms.items():
+            function = self.objective.terms[name].loss
+            found[name] = (
+                Squares() if function is None else term.convex(function, fixed, self._converted(samples[name]))
+            )
+        return found
+
+    @torch.no_grad()
+    def changed(self, weights: Tensor, samples: Given, values: Values) -> bool:
+        """Whether traced values are no longer those of the functions, which may depend on more than their arguments."""
+        fixed = self._fixed(weights)
+        for name, term in self.terms.items():
+            if term.traced is not None:
+                few = self._converted(tuple(x[:SEEN] for x in samples[name]))
+                if not close(values[name][:SEEN], term.plain(*fixed, None, *few)):
+                    return True
+        return False
+
+    def _fixed(self, weights: Tensor) -> list[Tensor]:
+        parts = weights.to(self.dtype).split(self.sizes)
+        return [*(part.view(p.shape) for part, p in zip(parts, self.params, strict=True)), *self._constants]
+
+    def _converted(self, samples: Samples) -> Samples:
+        return tuple(map(self._cast, samples))
+
+    def _cast(self, tensor: Tensor) -> Tensor:
+        return tensor.to(self.dtype) if tensor.is_floating_point() else tensor
+
+
+OUTSIDE = (
+    "residuals depend on trained parameters that are not part of the model; make them part of it, e.g. "
+    "model.viscosity = torch.nn.Parameter(...)"
+)

@@ -1,0 +1,263 @@
+"""The algorithm of ``directions="tangent"``: Gauss-Newton jumps along the rows of the residuals' Jacobian.
+
+    r, J      residuals of the fitted samples, scaled such that the loss is |r|^2, and their Jacobian
+    S b     = J'(J J' + damping)^-1 b
+    jump    = mu jump + S (r - mu J jump)                            momentum: Goldshlager et al. 2024
+    bend    = S r'',  r'' = 2/h^2 (r(w - h jump) - r + h J jump)     geodesic acceleration: Transtrum and Sethna 2012
+    w(a)    = w - a jump - a^2/2 bend                                a by a search on all samples, fitted or not
+
+Samples with large residuals stay for the next jump, others are drawn anew. The base makes the steps while they gain
+more for their cost than jumps do.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from .._calls import BaseStep
+from .batch import ROWS, Batch, Plan, plan
+from .control import fall
+from .flat import moving
+from .jump import Model, Move, fit, measure, path
+from .objective import Closure, Objective
+from .outputs import Unusable, agreeing
+from .population import Samples
+from .residuals import Residuals, Values
+from .search import Found, search
+from .tangent_memory import TangentMemory
+from .tangent_state import FIRST_WAIT, jump_cost
+
+MOST_ROWS = 2.0
+"""Rows, in multiples of the number of weights, beyond which there are no more ..."""
+MOST_BYTES = 400e6
+"""... nor beyond this memory for them."""
+TOO_MUCH = 2.0
+"""A stretch of base steps is undone if it multiplied the loss by more than this."""
+RECHECK = 16
+"""Jumps between two comparisons of traced residuals with the plain way."""
+NO_OBJECTIVE = "step() was given no Objective; use step(objective), or build GaussNewton(..., directions='history')"
+
+
+class TangentDriver(TangentMemory):
+    """Levenberg-Marquardt jumps with momentum and geodesic acceleration, on samples that follow the residual."""
+
+    # ------------------------------------------------------------------------------------------------ the algorithm
+
+    def step(self, base_step: BaseStep) -> Any:
+        """Jump, or make a base step where that gains more for its cost."""
+        closure = self.ahead
+        if closure is None:  # some frameworks give samples during the base step
+            loss, closure = self.plain(base_step)
+            if self.due:
+                self.accelerate(closure, {} if closure is None else closure.bound)
+            return loss
+        if self.state.pending and closure.bound:
+            self.settle(closure.objective, closure.bound)
+        if not self.due or self.early(closure):
+            return self.plain(base_step)[0]
+        bound = closure.bound  # what the base's own evaluation draws is not for the jump
+        loss = self.plain(base_step)[0] if self.state.compares else None
+        self.ahead = None
+        found = self.accelerate(closure, bound)
+        if loss is None:
+            loss = self.plain(base_step)[0] if found is None else found
+        return loss
+
+    @property
+    def due(self) -> bool:
+        """Whether the next step is a jump."""
+        return self.state.since >= self.state.wait
+
+    def early(self, closure: Closure) -> bool:
+        """Whether to wait with the first jump, as it may fit the noise of samples that are given for one step."""
+        return bool(closure.bound) and not self.state.jumps and self.state.since < FIRST_WAIT
+
+    def plain(self, base_step: BaseStep) -> tuple[Any, Closure | None]:
+        """Make one base step; returns its loss, and the samples that were given during the step."""
+        version = self.space.version()
+        found = base_step()
+        if self.acted(version):
+            self.state.k += 1
+            self.state.since += 1
+        return found
+
+    def accelerate(self, closure: Closure | None, bound: Mapping[str, Samples]) -> Tensor | None:
+        """Jump, and return the loss before it; None, with the weights as they were, if that cannot be tried."""
+        try:
+            if not isinstance(closure, Closure):
+                raise Unusable("no_outputs", NO_OBJECTIVE)
+            if not self.space.params:
+                raise Unusable("converged", "no parameter is trained")
+            return self.jump(closure.objective, bound)
+        except Unusable as problem:
+            self.skip(problem)
+            self.state.postpone()
+            return None
+
+    def jump(self, objective: Objective, bound: Mapping[str, Samples]) -> Tensor:
+        """Measure, fit, try, decide."""
+        state, residuals = self.state, self.prepared(objective, bound)
+        counts = self.plan(residuals, bound, state.whole_blocks)
+        model = self.measured(residuals, bound, counts)
+        before = self.flat(self.momentum, residuals)
+        move = fit(model, before, state.damping(model.square), state.length, self.memory)
+        found = search(path(model, move), state.length, state.longer)
+        accepted = found.best.loss < model.loss
+        self.go(model, move, found) if accepted else self.stay(model)
+        self.adapt(model, found, accepted, counts)
+        self.record(model, move, accepted)
+        return torch.tensor(model.loss, dtype=self.space.blocks[0].dtype)
+
+    # -------------------------------------------------------------------------------------------- measure: samples
+
+    def prepared(self, objective: Objective, bound: Mapping[str, Samples]) -> Residuals:
+        """The residuals of the objective, checked and traced when they are first used with these parameters."""
+        found, params = self.residuals, moving(self.base.param_groups)
+        if found is None or not found.fits(objective, params):
+            found = self.traced(objective, bound, params)
+            if self.residuals and self.residuals.trained != found.trained:
+                self.stop()
+            self.residuals = found
+        if found.refresh():
+            objective.at = None  # values of retained samples no longer hold
+        return found
+
+    def traced(self, objective: Objective, bound: Mapping[str, Samples], params: list[Tensor]) -> Residuals:
+        """The residuals as functions of these parameters, after a look at what they return."""
+        found = Residuals(objective, params)
+        if not found.n:
+            raise Unusable("constant_outputs", "no parameter of the objective's model is trained")
+        with agreeing(self.space.ranks), torch.enable_grad():
+            counts = self.plan(found, bound, blocks=1)
+            samples = objective.examples(bound, counts.total)
+            found.check(samples, params)
+            found.prepare(found.read(), samples, counts.fitted)
+        return found
+
+    def plan(self, residuals: Residuals, bound: Mapping[str, Samples], blocks: int) -> Plan:
+        """Numbers of samples for a jump."""
+        most = min(max(MOST_ROWS * residuals.n, ROWS), MOST_BYTES / 8 / residuals.n)
+        return plan(residuals, bound, blocks, most)
+
+    def measured(self, residuals: Residuals, bound: Mapping[str, Samples], counts: Plan) -> Model:
+        """Draw samples, see what base steps have gained, and linearize the residuals."""
+        objective, here = residuals.objective, self.place(residuals)
+        samples, known = objective.population(counts.total, bound, here)
+        batch = self.batch(residuals, samples, bound, counts.fitted)
+        if self.state.jumps and self.state.since:
+            here, known = self.better(residuals, batch, here), dict.fromkeys(known)
+        count = sum(residuals.terms[name].size * fitted for name, fitted in counts.fitted.items())
+        rows = self.memory.matrix("rows", count, residuals.n, here.device)
+        model = measure(residuals, batch, self.space.ranks, here, known, rows)
+        if self.state.jumps % RECHECK == RECHECK - 1 and self.changed(model):
+            residuals.prepare(here, samples)
+            model = measure(residuals, batch, self.space.ranks, here, dict.fromkeys(known), rows)
+        return model
+
+    def batch(
+        self,
+        residuals: Residuals,
+        samples: dict[str, Samples],
+        bound: Mapping[str, Samples],
+        fitted: dict[str, int] | None = None,
+    ) -> Batch:
+        """Samples with their losses."""
+        weights = {name: term.weight for name, term in residuals.objective.terms.items()}
+        misfits = residuals.misfits(residuals.read(), samples)
+        return Batch(samples, fitted or dict.fromkeys(samples, 0), weights, misfits, tuple(bound))
+
+    def changed(self, model: Model) -> bool:
+        """Whether traced residuals are no longer those of the functions, on any rank."""
+        found = model.residuals.changed(model.weights, model.batch.samples, model.values)
+        return bool(self.space.ranks.largest(torch.tensor(float(found))))
+
+    def place(self, residuals: Residuals) -> Tensor:
+        """The weights in float64: those of the last jump, unless somebody else has written to the parameters."""
+        now, last = residuals.read(), self.flat(self.weights, residuals)
+        if self.state.jumps and torch.equal(now, residuals.rounded(last)):
+            return last
+        if not self.state.since:
+            self.stop()
+        return now
+
+    def better(self, residuals: Residuals, batch: Batch, now: Tensor) -> Tensor:
+        """The weights after base steps, or those before if the loss has grown too much; books what was gained."""
+        state, last = self.state, self.flat(self.weights, residuals)
+        before, after = self.compared(residuals, batch, last, now)
+        most = before if state.compares else TOO_MUCH * before
+        state.book_base(fall(before, after) if after < torch.inf else -1.0)
+        if not after <= most:
+            return last
+        self.stop()
+        return now
+
+    def compared(self, residuals: Residuals, batch: Batch, *places: Tensor) -> list[float]:
+        """The loss of a batch at several places, over all ranks."""
+        found = [batch.losses(residuals.values(weights, batch.samples))[0] for weights in places]
+        return self.space.ranks.mean(torch.stack(found)).tolist()  # type: ignore[no-any-return]
+
+    def settle(self, objective: Objective, bound: Mapping[str, Samples]) -> None:
+        """Undo the last jump if the loss of other samples has grown by it: it has fitted the noise of its own."""
+        residuals, state = self.prepared(objective, bound), self.state
+        if not torch.equal(residuals.read(), residuals.rounded(self.flat(self.weights, residuals))):
+            state.pending = False  # somebody else has written to the parameters
+            return
+        batch = self.batch(residuals, objective.examples(bound, self.plan(residuals, bound, 1).total), bound)
+        origin, last = (self.flat(vector, residuals) for vector in (self.origin, self.weights))
+        before, after = self.compared(residuals, batch, origin, last)
+        state.pending = False
+        state.book_jump(fall(before, after) if after < torch.inf else -1.0)
+        if not after < before:
+            self.write(origin, residuals)
+            self.stop()
+            self.stats.counts.update(accepted=-1, rejected_loss=1)
+        state.decide(self.options.budget, noisy=True)
+
+    # ----------------------------------------------------------------------------------------------------- decide
+
+    def go(self, model: Model, move: Move, found: Found) -> None:
+        """Write the best weights."""
+        weights, residuals = move.end(model.weights, found.best.length), model.residuals
+        self.keep_all(model.weights, self.origin, residuals)
+        self.keep(move.jump, self.momentum, residuals)
+        self.write(weights, residuals)
+        self.retain(model, found.best.values, weights)
+
+    def stay(self, model: Model) -> None:
+        """Write the weights that the jump began at, which may be those before the last base steps."""
+        self.write(model.weights, model.residuals)
+        self.stop()
+        self.retain(model, model.values, model.weights)
+
+    def retain(self, model: Model, values: Values, weights: Tensor) -> None:
+        """Let the objective remember samples, unless they were given for this step, and their outputs."""
+        batch = model.batch
+        values = {name: found for name, found in values.items() if name not in batch.given}
+        model.residuals.objective.retain(batch.samples, values, batch.sizes(values), weights)
+
+    def adapt(self, model: Model, found: Found, accepted: bool, counts: Plan) -> None:
+        """Adapt length, damping and rows to what happened, and decide who makes the next steps."""
+        state, values = self.state, found.best.values if accepted else model.values
+        _, seen, others = self.space.ranks.mean(model.batch.losses(values)).tolist()
+        fitted, unseen = fall(model.fitted, seen), fall(model.unseen, others)
+        state.jumps += 1
+        state.accept(found) if accepted else state.refuse()
+        if model.unseen:
+            state.adapt_rows(fitted, unseen, counts.most)
+        state.cost = self.cost(model, found)
+        if not counts.noisy:
+            state.book_jump(unseen if model.unseen else fitted)
+        state.pending = counts.noisy and accepted  # the next samples tell what it was worth
+        state.decide(self.options.budget, counts.noisy)
+        self.stats.counts["extra_evaluations"] += found.tried
+
+    def cost(self, model: Model, found: Found) -> float:
+        """Cost of a jump, in gradients."""
+        rows, weights = model.rows.shape
+        samples = sum(len(x[0]) for x in model.batch.samples.values())
+        part = sum(model.batch.fitted.values()) / samples
+        return jump_cost(rows, weights, part, samples, (part + 1 + found.tried) * self.options.forward_cost)

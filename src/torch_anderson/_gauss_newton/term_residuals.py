@@ -1,0 +1,187 @@
+"""The residuals of one term at any weights, and rows of their Jacobian, in blocks of samples.
+
+They are traced where that can be done (``trace``, ``factors``), and evaluated with ``torch.func`` otherwise.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call, jacrev
+
+from .factors import Factors
+from .misfit import Convex
+from .objective import Objective, at_point
+from .outputs import Unusable
+from .population import Samples
+from .term import real_view
+from .trace import trace
+
+SEEN = 4
+"""Samples on which traced residuals and rows are compared with those of torch.func."""
+CLOSE = 3e-8
+"""Largest difference, relative to the largest number, in float64."""
+HISTORY = "Evaluate in model.eval(), or build GaussNewton(..., directions='history')"
+
+
+class OneSample(nn.Module):
+    """A term's residuals at one sample, as a module around the model, whose parameters can be replaced for a call.
+
+    A function that uses parameters of the model directly, such as an unknown coefficient, sees the replaced ones.
+    """
+
+    def __init__(self, objective: Objective, name: str):
+        super().__init__()
+        self.model = objective.module
+        self.term = objective.terms[name]
+        self.name = name
+        self.whole = False
+        """Whether to return all that the function returned."""
+
+    def forward(self, one: Tensor | None, *sample: Tensor) -> Any:
+        """The outputs that the loss depends on, as one vector. ``one`` makes all inputs depend on the sample."""
+
+        def u(*point: Tensor) -> Tensor:
+            if one is not None:
+                point = tuple(x * one if x.is_floating_point() else x for x in point)
+            return at_point(self.model, *point)
+
+        found = self.term.outputs(self.name, u, sample)
+        if self.whole:
+            return found
+        return torch.cat([real_view(x).reshape(-1) for x in (found if self.term.loss is None else found[:1])])
+
+
+class TermResiduals:
+    """Residuals (k, p) of one term at k samples, and rows of their Jacobian, in blocks."""
+
+    def __init__(self, objective: Objective, name: str, trained: Sequence[str], constant: Sequence[str]):
+        self.name = name
+        self.module = OneSample(objective, name)
+        self.keys = [f"model.{key}" for key in (*trained, *constant)]
+        self.trained = len(trained)
+        self.block = 0
+        """Samples in a block."""
+        self.size = 0
+        """p, residuals of a sample."""
+        self.traced: Callable[..., Tensor] | None = None
+        self.factors: Factors | None = None
+        self.untraced = ""
+        """Why there is no trace, or none of the rows."""
+
+    def prepare(self, fixed: Sequence[Tensor], samples: Samples) -> None:
+        """Trace the residuals for a block of as many samples."""
+        self.block = len(samples[0])
+        self.traced = self.factors = None
+        plain = self.plain(*fixed, None, *samples)
+        if not torch.equal(self.plain(*fixed, None, *samples), plain):
+            raise Unusable("random_outputs", f"the residual of {self.name!r} is random, e.g. for dropout. {HISTORY}")
+        self.size = plain.shape[1]
+        arguments = [*fixed, samples[0].new_ones(self.block, dtype=fixed[0].dtype), *samples]
+        try:
+            self._trace(arguments, plain)
+        except Exception as problem:  # tracing depends on much; the plain way is always there
+            self.untraced = str(problem)
+
+    def _trace(self, arguments: Sequence[Tensor], plain: Tensor) -> None:
+        """Use the trace if it gives what the plain way gives."""
+        module = trace(self.plain, arguments)
+        if close(module(*arguments), plain):
+            self.traced = module.forward
+            factors = Factors(module, self.trained, self.block)
+            if close(self._seen(factors, arguments), self._seen(self.plain_rows, arguments)):
+                self.factors = factors
+
+    def _seen(self, rows: Callable[..., None], arguments: Sequence[Tensor]) -> Tensor:
+        """The rows of some samples."""
+        if rows == self.plain_rows:
+            arguments = [*arguments[: len(self.keys)], *(x[:SEEN] for x in arguments[len(self.keys) :])]
+        sizes, count = [x.numel() for x in arguments[: self.trained]], len(arguments[-1])
+        out = arguments[0].new_empty(count, self.size, sum(sizes))
+        eye = torch.eye(self.size, dtype=out.dtype, device=out.device)
+        rows(arguments, eye.unsqueeze(1).expand(-1, count, -1), out.split(sizes, -1))
+        return out[:SEEN]
+
+    # ------------------------------------------------------------------------------------------------- the plain way
+
+    def plain(self, *arguments: Tensor | None) -> Tensor:
+        """Residuals of some samples; the arguments are weights, constants, a one for each sample, and the samples."""
+        return torch.vmap(self._one, self._dims(arguments), randomness="different")(*arguments)
+
+    def plain_rows(self, arguments: Sequence[Tensor | None], sums: Tensor, out: Sequence[Tensor]) -> None:
+        """Write the rows of weighted sums of residuals to ``out``, by differentiating the residuals of each sample."""
+        rows = jacrev(self._one, argnums=tuple(range(self.trained)))
+        slopes = torch.vmap(rows, self._dims(arguments), randomness="different")(*arguments)
+        for part, slope in zip(out, slopes, strict=True):
+            flat = slope.detach().reshape(*slope.shape[:2], -1)
+            part.copy_(torch.einsum("jkp,kpn->kjn", sums, flat))
+
+    def convex(self, function: Callable[..., Tensor], fixed: Sequence[Tensor], samples: Samples) -> Convex:
+        """The loss of single samples, with what the term's function returned besides the output."""
+        shapes: list[torch.Size] = []
+
+        def besides(*arguments: Tensor | None) -> tuple[Tensor, ...]:
+            count = len(self.keys)
+            self.module.whole = True
+            try:
+                weights = dict(zip(self.keys, arguments[:count], strict=True))
+                output, *rest = functional_call(self.module, weights, tuple(arguments[count:]))  # type: ignore[arg-type]
+            finally:
+                self.module.whole = False
+            shapes.append(output.shape)
+            return tuple(rest)
+
+        arguments = (*fixed, None, *samples)
+        rest = torch.vmap(besides, self._dims(arguments), randomness="different")(*arguments)
+        return Convex(function, shapes[0], tuple(x.detach() for x in rest))
+
+    def _one(self, *arguments: Tensor | None) -> Tensor:
+        count = len(self.keys)
+        weights = dict(zip(self.keys, arguments[:count], strict=True))
+        return functional_call(self.module, weights, tuple(arguments[count:]))  # type: ignore[arg-type, no-any-return]
+
+    def _dims(self, arguments: Sequence[Tensor | None]) -> tuple[int | None, ...]:
+        count = len(self.keys)
+        return (*[None] * count, *(None if x is None else 0 for x in arguments[count:]))
+
+    # -------------------------------------------------------------------------------------------------------- in blocks
+
+    def values(self, fixed: Sequence[Tensor], samples: Samples) -> Tensor:
+        """Residuals (k, p)."""
+        found = []
+        for some, count in self._blocks(samples):
+            if self.traced is None:
+                found.append(self.plain(*fixed, None, *some)[:count])
+            else:
+                found.append(self.traced(*fixed, some[0].new_ones(self.block, dtype=fixed[0].dtype), *some)[:count])
+        return torch.cat(found) if found else fixed[0].new_empty(0, self.size)
+
+    def rows(self, fixed: Sequence[Tensor], samples: Samples, sums: Tensor, out: Tensor) -> None:
+        """Write the rows of weighted sums of residuals, by weights (rows, k, p), to ``out``: (k, rows, n)."""
+        sizes, done = [x.numel() for x in fixed[: self.trained]], 0
+        rows = self.factors or self.plain_rows
+        for some, count in self._blocks((*samples, sums.movedim(1, 0))):
+            part = out[done : done + count] if count == self.block else out.new_empty(self.block, *out.shape[1:])
+            one = some[0].new_ones(self.block, dtype=fixed[0].dtype)
+            rows([*fixed, one, *some[:-1]], some[-1].movedim(0, 1), part.split(sizes, -1))
+            if count < self.block:
+                out[done : done + count] = part[:count]
+            done += count
+
+    def _blocks(self, samples: Samples) -> Iterator[tuple[Samples, int]]:
+        """Blocks of constant length; the last one is filled up with its first sample."""
+        for start in range(0, len(samples[0]), self.block):
+            some = tuple(x[start : start + self.block] for x in samples)
+            count = len(some[0])
+            if count < self.block:
+                some = tuple(torch.cat([x, x[:1].expand(self.block - count, *x.shape[1:])]) for x in some)
+            yield some, count
+
+
+def close(one: Tensor, other: Tensor) -> bool:
+    """Whether all numbers are equal up to rounding; not if some are not finite."""
+    tolerance = CLOSE if one.dtype == torch.float64 and other.dtype == torch.float64 else 1e-3
+    return one.shape == other.shape and bool((one - other).abs().max() <= tolerance * other.abs().max())
