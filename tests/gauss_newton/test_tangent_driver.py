@@ -179,7 +179,7 @@ def test_samples_given_during_the_base_step_serve_a_jump_after_it():
 
 def test_samples_above_the_mean_stay_and_others_are_drawn_anew():
     model, sampler = network(), Points()
-    objective = equation(model, sampler)
+    objective = equation(model, inside=Term(decay, sampler, count=30, retain=True))
     closure = objective.draw()
     with torch.no_grad():
         sizes = torch.vmap(lambda t: decay(objective.u, t))(closure.bound["inside"][0]).abs()
@@ -198,11 +198,12 @@ def test_samples_are_drawn_anew_where_none_shall_stay():
     assert torch.equal(objective.draw().bound["inside"][0], sampler.drawn[-1])
 
 
-def test_every_optimizer_profits_from_samples_that_stay():
+@pytest.mark.parametrize("retain, kept", [(True, {"inside"}), (None, set()), (False, set())])
+def test_samples_stay_with_other_optimizers_if_asked_to(retain, kept):
     model, sampler = network(), Points()
-    objective = equation(model, sampler)
+    objective = equation(model, inside=Term(decay, sampler, count=30, retain=retain))
     Adam(model.parameters()).step(objective)
-    assert set(objective.retained) == {"inside"}  # fixed samples stay anyway
+    assert set(objective.retained) == kept  # fixed samples stay anyway
 
 
 def test_given_samples_are_the_only_ones_of_their_term():
@@ -286,8 +287,8 @@ def test_training_goes_on_bit_for_bit(how, dtype, middle):
 
 
 def test_a_checkpoint_of_an_objective_with_other_terms_is_refused():
-    _, _, objective = driven()
-    objective()
+    _, optimizer, objective = driven()
+    optimizer.step(objective)
     other = Objective(network(), only=Term(decay, Points(), count=3))
     with pytest.raises(ValueError, match=r"another objective.*inside"):
         other.load_state_dict(objective.state_dict())

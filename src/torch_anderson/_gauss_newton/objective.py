@@ -24,9 +24,9 @@ class Objective:
     several calls in one step, such as LBFGS with a line search, need it: ``optimizer.step(objective.draw())``.
     ``GaussNewton.step(objective)`` does this by itself.
 
-    Samples whose residual was above their term's mean stay for the next evaluation, and only the others are drawn anew
-    (Daw et al. 2023): uniform samples rarely meet a shock or a layer. ``Term(..., retain=False)`` draws all anew. A
-    checkpoint needs ``objective.state_dict()`` besides those of the model and the optimizer.
+    With tangent jumps, or with ``Term(..., retain=True)``, samples whose residual was above their term's mean stay for
+    the next evaluation, and only the others are drawn anew (Daw et al. 2023): uniform samples rarely meet a shock or a
+    layer. A checkpoint then needs ``objective.state_dict()`` besides those of the model and the optimizer.
 
     Args:
         model: a module. ``u(point)`` calls it with a batch of one and drops that dimension; one number is a scalar.
@@ -98,7 +98,7 @@ class Objective:
             return samples, None
         if term.fixed:
             return kept.samples, kept.values
-        return kept.renew(samples) if term.retain else (samples, None)
+        return (samples, None) if term.retain is False else kept.renew(samples)
 
     def examples(self, given: Mapping[str, Samples], counts: Mapping[str, int]) -> dict[str, Samples]:
         """Samples to look at once: given or retained ones, so that a resumed run draws none that others would not."""

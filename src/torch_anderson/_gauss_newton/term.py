@@ -36,7 +36,7 @@ class Term:
             ``torch.nn.functional.cross_entropy``. It gets all that ``function`` returned: the model's output first, and
             data, such as the class.
         retain: whether samples whose residual is above the mean stay for the next evaluation, while the others are
-            drawn anew; only with a function.
+            drawn anew; only with a function. None: with tangent jumps alone, as others were seen to lose by it.
 
     >>> Term(lambda u, point: u(point), torch.zeros(10, 2), count=5)
     Traceback (most recent call last):
@@ -49,7 +49,7 @@ class Term:
     count: int | None = None
     weight: float = 1.0
     loss: Callable[..., Tensor] | None = None
-    retain: bool = True
+    retain: bool | None = None
 
     def __post_init__(self) -> None:
         if not callable(self.function):
