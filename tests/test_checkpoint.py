@@ -296,6 +296,23 @@ def test_a_run_resumed_with_other_parts_frozen_is_the_run_that_was_never_interru
         assert counts(optimizer) == counts(expected)
 
 
+@pytest.mark.parametrize("wrap", [partial(Anderson, period=3), partial(GaussNewton, loss="mse", budget=0.9)])
+def test_a_run_in_which_nobody_took_part_at_first_is_resumed_where_it_was(wrap):
+    def build(takes_part):
+        model = make_model()
+        return model, wrap(SGD([{"params": model.parameters(), "anderson": takes_part}], lr=0.1))
+
+    model, optimizer = build(takes_part=False)
+    train_with_outputs(model, optimizer, 4, start=0)
+    optimizer.param_groups[0]["anderson"] = True
+    again, other = resumed(model, optimizer, lambda: build(takes_part=True))
+    train_with_outputs(model, optimizer, 40, start=4)
+    train_with_outputs(again, other, 40, start=4)
+    assert_same(weights(again), weights(model))
+    assert counts(other) == counts(optimizer)
+    assert counts(other)["attempted"] > 0 == other.stats.counts["restarts"]
+
+
 # ------------------------------------------------------------------------- bases with a layout of their own
 
 

@@ -74,6 +74,26 @@ def test_parameters_without_gradient_are_not_moved_by_a_jump(base, options):
     assert_same([idle.detach()], [torch.ones(3)])
 
 
+@every_kind
+@pytest.mark.parametrize("alone", ["in its type", "in taking part"])
+def test_a_parameter_on_its_own_is_not_moved_without_gradient_either(alone, options):
+    """While others have gradients, the base leaves it alone, and has not consumed its gradient."""
+    model = make_model()
+    gate = nn.Parameter(torch.ones(8, dtype=torch.float64 if alone == "in its type" else torch.float32))
+    groups = [{"params": model.parameters(), "anderson": alone == "in its type"}, {"params": [gate]}]
+    optimizer = Anderson(SGD(groups, lr=0.1), **{**EAGER, **options})
+    for i in range(40):
+        optimizer.zero_grad()
+        rejected = optimizer.stats.as_dict()["rejected_residual"]
+        loss = loss_of(model, i)
+        (loss if i % 5 == 4 else loss + (gate * torch.linspace(0.1, 1, 8)).square().sum()).backward()
+        before = gate.detach().clone()
+        optimizer.step()
+        if gate.grad is None and optimizer.stats.as_dict()["rejected_residual"] == rejected:
+            assert_same([gate.detach()], [before])
+    assert optimizer.stats.as_dict()["attempted"] > 0 or options.get("residual") == "gradient"  # it may rest
+
+
 @every_base
 @every_kind
 def test_parameters_used_now_and_then_move_only_when_the_base_moves_them(base, options):

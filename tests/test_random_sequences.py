@@ -596,6 +596,7 @@ class Textbook(Machine):
             for group in problem.base.param_groups if 1e-3 < max(rates) * factor < 0.2 else ():
                 group["lr"] *= factor
 
+    @precondition(lambda self: not isinstance(self.ours.base, optim.Rprop))  # its steps do not heed the learning rate
     @event()
     def pause(self) -> None:
         """A step at learning rates of 0."""

@@ -128,12 +128,13 @@ class Driver(ABC):
 
         Unless the entries belong to exactly these parameters, the history starts empty.
         """
+        kept = self.entered or bool(found)
         with torch.inference_mode(False), torch.no_grad():  # buffers made in inference mode could never be written
             self.space, self.entered, self.agreed = space, True, False
             self.build(space)
             if found:
                 self.load_numbers(found)
-            if not checkpoint.adopt(space, self.saved().vectors, found) and self.steps:
+            if not checkpoint.adopt(space, self.saved().vectors, found) and kept and self.steps:
                 self.reset_history()
         self.stats.history_bytes = self.bytes()
 

@@ -209,7 +209,7 @@ class WrappedOptimizer(Optimizer):
 
     def _entries(self, only: Tensor | None = None) -> dict[Tensor, checkpoint.Entries]:
         """What we keep for each parameter, or for one of them; nothing before there is any state."""
-        if self.base.state or self._driver.entered:
+        if self.base.state or self._driver.entered or self._driver.steps:
             self._driver.look()
         return self._driver.entries(only)
 

@@ -259,7 +259,11 @@ def without_gradient(model, optimizer):
     optimizer.param_groups[0]["weight_decay"] = 0.1
 
 
-@pytest.mark.parametrize("reason", [frozen, opted_out, without_gradient])
+def at_rate_zero(model, optimizer):
+    optimizer.add_param_group({"params": [nn.Parameter(torch.zeros(1))], "lr": 0.0})
+
+
+@pytest.mark.parametrize("reason", [frozen, opted_out, without_gradient, at_rate_zero])
 def test_a_model_whose_outputs_may_well_be_constant_makes_plain_steps(reason, caplog):
     model, optimizer = driven()
     reason(model, optimizer)

@@ -117,9 +117,10 @@ class GaussNewtonDriver(Driver):
     def outputs_should_depend(self) -> bool:
         """Whether constant outputs are a mistake in the program: the loss depends on the weights, and all take part.
 
-        Later in a run, or with some parameters frozen, a model may really have come to that.
+        Later in a run, or with some parameters frozen or at rate 0, a model may really have come to that.
         """
         everybody = len(self.space.params) == sum(p.numel() > 0 for g in self.base.param_groups for p in g["params"])
+        everybody = everybody and not any(self.directions.idle)
         return everybody and self.directions.has_gradient and not self.stats.counts["attempted"]
 
     def skip(self, problem: Unusable) -> None:

@@ -24,7 +24,7 @@ Vector = list[Tensor]
 class Block:
     """Parameters that share device, type and placement, read and written as one flat vector."""
 
-    def __init__(self, params: Sequence[Tensor], placements: Sequence[Placement]):
+    def __init__(self, params: Sequence[Tensor], placements: Sequence[Placement], company: Sequence[Tensor] = ()):
         self.params = list(params)
         self.placements = list(placements)
         self.device = params[0].device
@@ -34,7 +34,10 @@ class Block:
         self.sizes = [view.numel() for view in self._views]
         self.offsets = [0, *accumulate(self.sizes)]
         self.n = self.offsets[-1]
+        self._company = company or self.params
+        """All parameters of the base."""
         self._without_gradient: list[int] = []
+        self._had_gradients = False
         self._unseen = list(params)
         """Parameters whose gradient was never seen, to be refused if it is sparse."""
         self._pieces: dict[int, tuple[Tensor, tuple[Tensor, ...]]] = {}
@@ -127,18 +130,18 @@ class Block:
     def note_gradients(self) -> None:
         """Remember which parameters have no gradient before a base step, which may set others to None."""
         self._without_gradient = [i for i, p in enumerate(self.params) if p.grad is None]
+        self._had_gradients = _any_gradient(self._company)
         if self._unseen:
             refuse_sparse(self._unseen)
             self._unseen = [p for p in self._unseen if p.grad is None]
 
     def _written(self) -> list[bool]:
-        """Parameters that train and have a gradient; if none has after the base step, which may set them to None, those
-        that had one before it; all if none had, as with a base that consumes gradients inside its closure."""
-        left = {i for i, p in enumerate(self.params) if p.grad is None}
-        if len(left) == len(self.params):
-            left = set(self._without_gradient)
-        everything = len(left) == len(self.params)
-        return [p.requires_grad and (everything or i not in left) for i, p in enumerate(self.params)]
+        """Parameters that train and have a gradient; if none of the base's has after its step, which may set them to
+        None, those that had one before; all if none had, as with a base that consumes gradients inside its closure."""
+        if _any_gradient(self._company):
+            return [p.requires_grad and p.grad is not None for p in self.params]
+        left = set(self._without_gradient) if self._had_gradients else ()
+        return [p.requires_grad and i not in left for i, p in enumerate(self.params)]
 
     def idle(self, rates: Sequence[float]) -> list[slice]:
         """The columns of parameters that the base leaves alone: those without gradient, or with learning rate 0."""
@@ -175,7 +178,9 @@ class Space:
         for param in self.params:
             place = placement_of(param, self.ranks, shard)
             alike.setdefault((param.dtype, param.device, place.key), []).append((param, place))
-        self.blocks = [Block(*zip(*found, strict=True)) for found in alike.values()]
+        self._company = [p for each in groups for p in each["params"]]
+        pairs = (zip(*found, strict=True) for found in alike.values())
+        self.blocks = [Block(params, placements, self._company) for params, placements in pairs]
         self.total = sum(map(real_numbers, self.params))
         """Numbers on all ranks, copies counted once."""
         self.settled = bool(self.blocks) and all(b.device.type == "cpu" and not b.sharded for b in self.blocks)
@@ -190,6 +195,7 @@ class Space:
                 return None
             known._seen = seen
             if known.layout == _layout(groups, Ranks(group).size):
+                known._company[:] = [p for each in groups for p in each["params"]]
                 known.refresh()
                 return None
         return Space(groups, group, shard)
@@ -266,6 +272,10 @@ class Space:
 def pointers(params: Sequence[Any]) -> list[int]:
     """Memory addresses of the parameters; of a DTensor, its local shard."""
     return [getattr(p, "_local_tensor", p).data_ptr() for p in params]
+
+
+def _any_gradient(params: Sequence[Tensor]) -> bool:
+    return any(p.grad is not None for p in params)
 
 
 def _look(groups: Sequence[Group]) -> list[Any]:
