@@ -71,8 +71,8 @@ ELEMENTWISE = {
 GRADIENTS = {
     "gradients": case(("sgd", (0.3, 0.3)), constant, 24, {"history_size": 4}),
     "gradients, two rates": case(("sgd", (0.2, 0.3)), staircase, 30, {"history_size": 4}),
-    "gradients, momentum, any jump": case(MOMENTUM, constant, 20, {"history_size": 2, "safeguard": None}),
-    "gradients, Adam": case(ADAM, constant, 20, {"history_size": 3, "period": 2}),
+    "gradients, any jump": case(("sgd", (0.3, 0.3)), constant, 14, {"history_size": 2, "safeguard": None}),
+    "gradients, Adam": case(ADAM, constant, 18, {"history_size": 3}),
     "gradients, ratios that change": case(SGD, diverging, 34, {"history_size": 3}),
 }
 """Few steps: jumps follow upon each other, and amplify rounding."""

@@ -71,7 +71,7 @@ def test_a_nan_on_one_rank_makes_plain_steps_on_all_and_training_goes_on(layout)
     first, *others = run(LAYOUTS[layout].ranks, poisoned, layout)
     for name in FRAGILE:
         counts = first[name]["counts"]
-        assert counts["restarts"] >= 1 and counts["accepted"] >= 2, name
+        assert counts.get("restarts", 0) + counts.get("skipped_noisy", 0) >= 1 and counts["accepted"] >= 2, name
         assert all(other[name]["counts"] == counts for other in others), name
         for other in others:
             assert_bitwise_equal(other[name]["weights"], first[name]["weights"])
@@ -205,7 +205,7 @@ def test_ranks_without_a_single_number_go_along(options):
     expected = trained_line(options)
     for rank in run(3, trained_line, options, True):
         assert rank["counts"] == expected["counts"]
-        assert rank["counts"]["accepted"] >= 5
+        assert rank["counts"]["accepted"] >= 3
         assert distance(rank["weights"], expected["weights"]) <= 1e-12
 
 
