@@ -124,7 +124,7 @@ def final_loss(problem: str, base: str, seed: int, **options: Any) -> tuple[floa
 
 @pytest.mark.slow
 def test_half_precision_ends_two_percent_above_full_precision_at_most():
-    """In the mean over the suite: single runs differ by a jump more or less, to either side."""
+    """In the mean over the suite: single runs differ by their jumps, to either side; but none ends above the base."""
     ratios, jumps = [], 0.0
     for (problem, base), seed in product(RATES, range(2)):
         plain, _ = final_loss(problem, base, seed, warmup=10**6)
@@ -133,9 +133,9 @@ def test_half_precision_ends_two_percent_above_full_precision_at_most():
         least = NEGLIGIBLE * plain
         ratios.append(math.log(max(rounded, least) / max(exact, least)))
         jumps += accepted
+        assert rounded <= 1.02 * plain, (problem, base, seed)
     assert jumps >= 20
     assert math.exp(sum(ratios) / len(ratios)) <= 1.02
-    assert math.exp(max(ratios)) <= 1.1
 
 
 # ---------------------------------------------------------------------------------------------------------- placement
