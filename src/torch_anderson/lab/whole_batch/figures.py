@@ -114,6 +114,8 @@ def draw_measure(axes: Axes, measured: ByBatch, problem: str, name: str) -> None
         axes.axhline(1, color="black", linewidth=0.7)
     scale = "log" if name == "loss" else "symlog" if name == "accepted" else "linear"
     axes.set(xscale="log", yscale=scale, xticks=sizes)
+    if name == "accepted":
+        axes.set_ylim(bottom=0)
     axes.xaxis.set_major_formatter(FuncFormatter(lambda tick, _: "whole" if tick == sizes[-1] else f"{tick:g}"))
     axes.xaxis.set_minor_locator(NullLocator())
     axes.tick_params(axis="x", labelsize=7)

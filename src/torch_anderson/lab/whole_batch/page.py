@@ -37,6 +37,10 @@ twice the allowed gradients, a run of another method as the allowed gradients; p
 The loss at the end of a run is the lowest of its last 10. A base is stable if it does not diverge and its last 10
 losses are within 1.5 times its lowest. Gradients over the base are those to come within 0.1 % of its lowest loss. Tasks
 with noise and the cost at rest are measured by `benchmarks/never_worse.py` and `benchmarks/step_cost.py`."""
+ON_TIMES = """\
+Runs of different methods do not take turns. On a machine with other work, times differ from run to run by more than the
+methods do; `benchmarks/step_cost.py` interleaves them."""
+
 ON_BATCHES = """\
 300 steps with each batch size, the second of the four learning rates, both methods on the same batches. Final loss:
 that of all samples, median of ten evaluations over the last 45 steps. Lines are means over seeds, bands the range.
@@ -75,7 +79,7 @@ def text(scores: Scores, batches: Sequence[Record], endings: Sequence[Record]) -
     parts += ["## Gradients to target"]
     for problem in scores.problems:
         parts += [f"### {heading(problem)}", about(problem), gradient_table(scores, problem).markdown()]
-    parts += ["## Processor time", time_table(scores).markdown()]
+    parts += ["## Processor time", ON_TIMES, time_table(scores).markdown()]
     if measured := by_batch(batches):
         parts += ["## Smaller batches", ON_BATCHES, "![Gain against the batch size](batches.png)"]
         parts += [batch_table(measured).markdown()]
