@@ -117,7 +117,7 @@ class LargeCase(NamedTuple):
     options: dict[str, Any]
     limit: float | None = None
     noise: float = 0.01
-    """Of each entry of the gradient; the default options would rest."""
+    """Noise of each entry of the gradient, at which the default options would rest."""
     reference: bool = False
 
 

@@ -39,11 +39,11 @@ class Model:
     sums: Values
     """Weights of outputs in r."""
     loss: float
-    """Of all samples."""
+    """The loss over all samples."""
     fitted: float
-    """Of fitted samples."""
+    """The loss over fitted samples."""
     unseen: float
-    """Of the others; 0 if there are none."""
+    """The loss over the other samples; 0 if there are none."""
     square: float
     """|r|^2 over all ranks."""
 
