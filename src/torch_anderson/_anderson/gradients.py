@@ -25,18 +25,11 @@ from .._driver import logger
 from .._ranks.placement import is_dtensor, local_part
 from .._records import JumpRecord
 from .._tensors.checkpoint import Entries
-from .gradient_memory import FIRST_REST, LONGEST_REST, GradientMemory
+from .gradient_memory import BRIEF_LOOK, FIRST_REST, FIRST_TRUST, LONGEST_REST, LOOK, GradientMemory
+from .noise import CERTAIN, PROBATION, has_changed, is_doubtful, is_noise
 from .secants import COARSE_RIDGE, RIDGE, Secants
 from .solve import Coefficients
 
-SUSPECT, NOISY = 0.25, 0.5
-"""Asymmetry above which gradients are noise: after plain steps, and after jumps, whose length makes it larger."""
-PROBATION = 6
-"""Jumps that have to be accepted before noise is no longer suspected."""
-DOUBTFUL = 0.15
-"""Asymmetry above which gradients are noise if the newest is also ..."""
-NEW = 0.75
-"""... to this part outside the span of the older ones."""
 FLATTER, STEEPER = 0.3, 4.0
 """A jump passes if the slope along it is at most this part of what it was, and the gradient no more than so many times
 as long."""
@@ -52,11 +45,14 @@ FIRST_MOMENTS = ("momentum_buffer", "exp_avg")
 """Names that torch's optimizers give them."""
 CALM = 0.1
 """Average of refusals below which the next rest is short again."""
+LONGER = 4
+"""A rest after the function has changed is this many times as long as the last of its kind."""
 
 UNKNOWN_DECAY = (
     "Anderson makes plain steps: it does not know how {name} applies weight_decay, so its gradients do not tell the "
     "minimum. Use residual='step', or add the penalty to the loss."
 )
+OWN_MODEL = "Anderson makes plain steps: LBFGS keeps pairs of points and gradients itself, and jumps would falsify them."
 
 
 class GradientDriver(GradientMemory):
@@ -122,6 +118,9 @@ class GradientDriver(GradientMemory):
         if not self.residual.knows_decay():
             self.tell_once(UNKNOWN_DECAY.format(name=type(self.base).__name__))
             return False
+        if isinstance(self.base, torch.optim.LBFGS):
+            self.tell_once(OWN_MODEL)
+            return False
         return self.space.ranks.size > 1 or any(p.grad is not None for p in self.space.params)
 
     # ------------------------------------------------------------------------------------------------------- jumps
@@ -132,10 +131,13 @@ class GradientDriver(GradientMemory):
         state, norm = self.state, secants.gradient_norm
         if norm == 0:
             self.skip("converged", secants)
-        elif state.proven < PROBATION and is_noise(secants, jumped=state.proven > 0):
+        elif state.proven < PROBATION and is_noise(secants, state.proven > 0, state.noisy):
             self.skip("noisy", secants)
+            state.noisy, state.trust = state.noisy or state.proven == 0, FIRST_TRUST
             self.rest()
-        else:
+        elif state.noisy and self.history.pairs <= CERTAIN:
+            state.look = CERTAIN + 1 - self.history.pairs
+        elif self.trusts(secants):
             fitted = secants.least_squares()
             gain = sqrt(max(1 - fitted.fitted_sq / norm**2, 0.0))
             weights = secants.jump(fitted, gain)
@@ -143,6 +145,16 @@ class GradientDriver(GradientMemory):
                 self.skip("no_descent", secants)
             else:
                 self.go(secants, weights, describe(state.k, norm, gain, fitted))
+
+    def trusts(self, secants: Secants) -> bool:
+        """Whether pairs of jumps are above doubt; it is asked now and then. If not, a few plain steps are to tell."""
+        state = self.state
+        if state.proven < state.trust:
+            return True
+        state.proven = PROBATION
+        if is_doubtful(secants, len(secants.slots)):
+            state.look, state.proven, state.trust = LOOK, 0, 2 * state.trust
+        return state.look == 0
 
     def go(self, secants: Secants, weights: list[float], record: JumpRecord) -> None:
         """Set the weights to the end of the jump; the plain point is kept until it is decided."""
@@ -184,7 +196,7 @@ class GradientDriver(GradientMemory):
         if tries < RETRIES and state.refusals <= TOO_MANY and secants.finite:
             self.shorten(secants, slope, record, tries)
         else:
-            self.go_back(secants)
+            self.go_back(secants, tries)
         return False
 
     def accept(self) -> None:
@@ -194,6 +206,7 @@ class GradientDriver(GradientMemory):
         state.rest = FIRST_REST if state.refusals < CALM else state.rest
         state.radius = GROWTH * state.length
         state.proven += 1
+        state.noisy = state.noisy and state.proven < PROBATION
         self.forget_momentum()
         self.conclude("")
 
@@ -219,19 +232,24 @@ class GradientDriver(GradientMemory):
         assert record is not None
         self.attempt(replace(record, step_ratio=part * record.step_ratio))
 
-    def go_back(self, secants: Secants) -> None:
-        """Return to the plain point, and rest if that was one refusal too many."""
+    def go_back(self, secants: Secants, tries: int) -> None:
+        """Return to the plain point, and rest if that was one refusal too many, or if the function has changed."""
+        state = self.state
         self.space.write(self.plain, everything=True)
-        self.state.radius = self.state.length / 2
+        state.radius = state.length / 2
         if not secants.finite:
             self.forget()
-        if self.state.refusals > TOO_MANY:
+        elif state.proven >= PROBATION and tries and has_changed(secants, tries + 1):
+            self.rest()
+            state.wait, state.pause = state.pause, LONGER * state.pause
+        if state.refusals > TOO_MANY:
             self.rest()
 
     def rest(self) -> None:
         """Leave the next steps to the base, then look again."""
         state = self.state
         self.clear(zero=False)
+        state.look = BRIEF_LOOK if state.noisy else LOOK
         state.wait, state.rest = state.rest, min(2 * state.rest, LONGEST_REST)
         state.refusals, state.radius = TOO_MANY / 2, inf
 
@@ -285,14 +303,6 @@ class GradientDriver(GradientMemory):
         """Let a pending jump stay, undecided."""
         if self.state.pending:
             self.conclude("outside_write")
-
-
-def is_noise(secants: Secants, jumped: bool) -> bool:
-    """Whether gradients change as noise does, not as a smooth loss lets them; jumps leave more room for doubt."""
-    asymmetry = secants.asymmetry()
-    if jumped:
-        return asymmetry > NOISY
-    return asymmetry > SUSPECT or (asymmetry > DOUBTFUL and secants.novelty() > NEW)
 
 
 def describe(step: int, norm: float, gain: float, fitted: Coefficients) -> JumpRecord:
