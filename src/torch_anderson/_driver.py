@@ -39,6 +39,8 @@ class Driver(ABC):
         """Samples for the next step, given before it by ``set_batch``."""
         self.space = Space([], options.process_group)
         """The parameters that take part, as they were when last looked at; none at first."""
+        self.resting = 0
+        """Base steps still to rest: they are the base's own, and need not even look at the parameters."""
         self.entered = False
         self.agreed = False
         self._told: set[str] = set()
@@ -48,14 +50,6 @@ class Driver(ABC):
     @abstractmethod
     def step(self, base_step: BaseStep) -> Any:
         """Make one base step, accelerated; the memory is that of the present parameters."""
-
-    @property
-    def resting(self) -> bool:
-        """Whether the next step is the base's own, and need not even look at the parameters."""
-        return False
-
-    def count_rest(self) -> None:  # noqa: B027  # not every accelerator rests
-        """Count such a step."""
 
     @property
     @abstractmethod
@@ -85,6 +79,11 @@ class Driver(ABC):
     @abstractmethod
     def cancel(self) -> None:
         """Drop what does not survive weights that come from elsewhere."""
+
+    def count_rest(self) -> None:
+        """Count a step at rest; what was given for it is not needed."""
+        self.resting -= 1
+        self.ahead = None
 
     # ------------------------------------------------------------------------------------------ following parameters
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from typing import Any, Self
 
 from torch import Tensor
@@ -77,17 +78,14 @@ class WrappedOptimizer(Optimizer):
     @_disable_dynamo  # torch.compiler.disable, without importing the compiler before it is needed
     def _accelerated_step(self, closure: Callable[[], Any] | None, samples: Any) -> Any:
         driver = self._driver
-
-        def base_step(measure: Callable[[], bool] | None = None) -> tuple[Any, Any]:
-            loss = call_step(driver.base, closure, measure)
-            ahead, driver.ahead = driver.ahead, None  # some frameworks call set_batch in the closure
-            return loss, ahead if samples is None else samples
-
+        base_step = partial(call_step, driver, closure, samples)
         if not self._enabled:
             return base_step()[0]
         if all(group.get("lr") == 0 for group in driver.base.param_groups):
             return driver.idle(base_step)
-        if space := Space.if_changed(driver.space, driver.base.param_groups, self.options.process_group, driver.shard):
+        if space := Space.if_changed(
+            driver.space, driver.base.param_groups, driver.options.process_group, driver.shard
+        ):
             driver.follow(space)
         if not driver.agreed:
             driver.agree()

@@ -30,8 +30,8 @@ FIRST_REST, LONGEST_REST = 4, 32
 class GradientState:
     """The numbers of a checkpoint, besides vectors, the Gram matrix and counters; in this order."""
 
-    wait: int
-    """Base steps that are still to rest."""
+    resting: int = 0
+    """Base steps still to rest."""
     k: int = 0
     """Gradients read."""
     look: int = LOOK
@@ -70,7 +70,8 @@ class GradientMemory(Driver):
     def __init__(self, base: Optimizer, options: Any):
         self.storage = options.storage or Storage()
         super().__init__(base, options, self.storage.shard)
-        self.state = GradientState(options.warmup)
+        self.resting = options.warmup
+        self.state = GradientState()
         self.secants: Secants | None = None
         """The problem that the gradient of this step completes; None if no jump is due."""
         self.record: JumpRecord | None = None
@@ -108,7 +109,7 @@ class GradientMemory(Driver):
         history, state = self.history, self.state
         for rows in history.rows:
             rows.arrive()
-        state.pairs, state.fresh = history.pairs, history.fresh
+        state.resting, state.pairs, state.fresh = self.resting, history.pairs, history.fresh
         vectors = {
             "point_diffs": [rows.point_diffs for rows in history.rows],
             "residual_diffs": [rows.residual_diffs for rows in history.rows],
@@ -138,7 +139,7 @@ class GradientMemory(Driver):
         """Continue where the entries were saved."""
         entries = next(iter(found.values()))
         state = self.state = unpack(GradientState, entries[STATE])
-        self.history.pairs, self.history.fresh = state.pairs, state.fresh
+        self.resting, self.history.pairs, self.history.fresh = state.resting, state.pairs, state.fresh
         self.history.rates = [1.0] * min(state.pairs, self.options.history_size + 1)
         self.gram.matrix = entries["gram"].tolist()
         self.residual.rates = unpadded(entries["group_rates"])

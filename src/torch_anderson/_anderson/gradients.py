@@ -12,9 +12,8 @@ refused too often, it rests: for a number of steps nothing is read, stored or co
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
 from dataclasses import replace
-from math import hypot, inf, sqrt
+from math import hypot, inf
 from typing import Any
 
 import torch
@@ -26,8 +25,8 @@ from .._ranks.placement import is_dtensor, local_part
 from .._records import JumpRecord
 from .._tensors.checkpoint import Entries
 from .gradient_memory import FIRST_REST, LONGEST_REST, GradientMemory
-from .secants import COARSE_RIDGE, RIDGE, Secants
-from .solve import Coefficients
+from .residual import Reading
+from .secants import COARSE_RIDGE, RIDGE, Proposal, Secants
 
 SUSPECT, NOISY = 0.25, 0.5
 """Asymmetry above which gradients are noise: after plain steps, and after jumps, whose length makes it larger."""
@@ -64,16 +63,6 @@ class GradientDriver(GradientMemory):
 
     # ------------------------------------------------------------------------------------------------ the algorithm
 
-    @property
-    def resting(self) -> bool:
-        """Whether the next step is the base's own."""
-        return self.state.wait > 0
-
-    def count_rest(self) -> None:
-        """Count a step at rest; what was given for it is not needed."""
-        self.state.wait -= 1
-        self.ahead = None
-
     def step(self, base_step: BaseStep) -> Any:
         """Make one base step, then jump; or take the last jump back, which takes the place of the step."""
         if self.resting:
@@ -91,12 +80,16 @@ class GradientDriver(GradientMemory):
     def measure(self) -> bool:
         """Take in the gradient before the base sees it; False if it refuses the jump that led here."""
         self.secants = None
-        if not self.usable():
+        if not self.space.blocks:
             return True
         state, history = self.state, self.history
         disturbed = self.overwritten()
-        self.space.note_gradients()
-        if not self.residual.read(self.point, self.gradient):
+        reading = self.residual.read(self.point, self.gradient)
+        if reading is Reading.UNKNOWN_DECAY:
+            self.tell_once(UNKNOWN_DECAY.format(name=type(self.base).__name__))
+        if reading is Reading.UNKNOWN_DECAY or reading is Reading.NO_GRADIENT:
+            return True
+        if reading is Reading.NOT_COMPARABLE:
             self.reset_history()
         self.point = history.store(self.point, self.gradient)
         state.k += 1
@@ -115,55 +108,35 @@ class GradientDriver(GradientMemory):
             self.secants = secants
         return True
 
-    def usable(self) -> bool:
-        """Whether there is a gradient to read, of a function that has its minimum where the base ends."""
-        if not self.space.blocks:
-            return False
-        if not self.residual.knows_decay():
-            self.tell_once(UNKNOWN_DECAY.format(name=type(self.base).__name__))
-            return False
-        return self.space.ranks.size > 1 or any(p.grad is not None for p in self.space.params)
-
     # ------------------------------------------------------------------------------------------------------- jumps
 
     @torch.no_grad()
     def jump(self, secants: Secants) -> None:
         """Jump to where the pairs expect the minimum, unless they are noise or show no way down."""
-        state, norm = self.state, secants.gradient_norm
-        if norm == 0:
+        state = self.state
+        if secants.gradient_norm == 0:
             self.skip("converged", secants)
         elif state.proven < PROBATION and is_noise(secants, jumped=state.proven > 0):
             self.skip("noisy", secants)
             self.rest()
+        elif (proposal := secants.propose(state.radius)) is None:
+            self.skip("no_descent", secants)
         else:
-            fitted = secants.least_squares()
-            gain = sqrt(max(1 - fitted.fitted_sq / norm**2, 0.0))
-            weights = secants.jump(fitted, gain)
-            if weights is None:
-                self.skip("no_descent", secants)
-            else:
-                self.go(secants, weights, describe(state.k, norm, gain, fitted))
+            self.go(secants, proposal)
 
-    def go(self, secants: Secants, weights: list[float], record: JumpRecord) -> None:
+    def go(self, secants: Secants, proposal: Proposal) -> None:
         """Set the weights to the end of the jump; the plain point is kept until it is decided."""
-        state = self.state
-        length = secants.length(weights)
-        if length > state.radius:
-            weights = [weight * state.radius / length for weight in weights]
-            length = state.radius
-        state.length, state.slope, state.norm = length, secants.descent(weights), secants.gradient_norm
-        state.reach = -1.0
+        state, norm, fitted = self.state, secants.gradient_norm, proposal.fitted
+        state.length, state.slope, state.norm, state.reach = proposal.length, proposal.descent, norm, -1.0
         self.space.refresh()  # the base may have given the parameters other memory
         self.space.read(self.plain)
-        self.write(weights)
-        self.attempt(replace(record, step_ratio=length / state.norm))
+        self.history.subtract(proposal.weights, self.point)
+        self.residual.write(self.point)
+        coefficient_norm, ratio = hypot(*fitted.values), proposal.length / norm
+        columns = fitted.rank, len(fitted.values)
+        self.attempt(JumpRecord(state.k, norm, norm * proposal.gain, *columns, coefficient_norm, step_ratio=ratio))
         if self.options.safeguard is None:
             self.accept()
-
-    def write(self, weights: Sequence[float], everything: bool = False) -> None:
-        """Set the weights to the last point minus a combination of rows."""
-        self.history.subtract(weights, self.point)
-        self.residual.write(self.point, everything)
 
     def attempt(self, record: JumpRecord) -> None:
         """Let a jump wait for the next gradient."""
@@ -174,7 +147,7 @@ class GradientDriver(GradientMemory):
     def settle(self, secants: Secants) -> bool:
         """Decide on the pending jump by the gradient at its end; False if it does not stay."""
         state = self.state
-        slope = secants.slope(state.reach)
+        slope = state.reach * secants.along_newest
         if slope <= FLATTER * state.slope and secants.gradient_norm <= STEEPER * state.norm:
             self.accept()
             return True
@@ -210,7 +183,8 @@ class GradientDriver(GradientMemory):
         part = min(max(state.slope / (state.slope + slope) if slope > 0 else 0.0, SHORTEST), LONGEST)
         weights = [0.0] * len(secants.matrix)
         weights[secants.s(secants.slots[0])] = (1 - part) * state.reach
-        self.write(weights, everything=True)
+        self.history.subtract(weights, self.point)
+        self.residual.write(self.point, everything=True)
         state.reach = part / (1 - part)
         state.slope *= part
         state.length *= part
@@ -232,7 +206,7 @@ class GradientDriver(GradientMemory):
         """Leave the next steps to the base, then look again."""
         state = self.state
         self.clear(zero=False)
-        state.wait, state.rest = state.rest, min(2 * state.rest, LONGEST_REST)
+        self.resting, state.rest = state.rest, min(2 * state.rest, LONGEST_REST)
         state.refusals, state.radius = TOO_MANY / 2, inf
 
     # ---------------------------------------------------------------------------------------------- reporting
@@ -293,8 +267,3 @@ def is_noise(secants: Secants, jumped: bool) -> bool:
     if jumped:
         return asymmetry > NOISY
     return asymmetry > SUSPECT or (asymmetry > DOUBTFUL and secants.novelty() > NEW)
-
-
-def describe(step: int, norm: float, gain: float, fitted: Coefficients) -> JumpRecord:
-    """The record of a jump, before it is known how far it goes; residuals are gradients."""
-    return JumpRecord(step, norm, norm * gain, fitted.rank, len(fitted.values), hypot(*fitted.values))

@@ -3,6 +3,10 @@
 It is updated by the products of new rows, never rebuilt, and is the same on all ranks: each multiplies its columns,
 and one small message adds the products up. Lengths and inner products of a candidate follow from the matrix, so that
 a jump is judged before it is formed.
+
+``solve`` finds g = argmin |r - R g| from it. Regularization and rank are relative to the lengths of the columns:
+residuals of deep networks are 1e-3 to 1e-6, where an absolute regularization would silently turn the method off.
+Columns come newest first: one that depends on newer ones is dropped, never the newest.
 """
 
 from collections.abc import Sequence
@@ -15,13 +19,28 @@ import torch
 
 from .._ranks.ranks import Ranks
 from .history import History
-from .solve import Coefficients, solve
 
 COLLINEAR, DISTINCT = 1e-2, 1e-1
 """Squared distances of a column from the span of the others: below the first, products have to be exact; above the
 second, they need not be any more."""
 FITTED = 1e-2
 """The share of |r|^2 that is left, below which products have to be exact."""
+RANK_TOLERANCE = 1e-14
+"""A column of unit length whose squared distance from the span of the newer ones is below this depends on them."""
+
+
+@dataclass(frozen=True)
+class Coefficients:
+    """The solution of one small problem."""
+
+    values: list[float]
+    """g, one number for each column (0 for a dropped one), newest first."""
+    fitted_sq: float
+    """|r|^2 - |r - R g|^2, what a linear map would remove."""
+    rank: int
+    """Columns in use."""
+    least_distance_sq: float = 1.0
+    """The smallest squared distance of a column of unit length from the span of the newer ones."""
 
 
 NO_SOLUTION = Coefficients([], 0.0, 0)
@@ -167,3 +186,45 @@ class Gram:
             posed.solution = solve(gram, rhs, regularization)
             posed.gain = sqrt(max(1 - posed.solution.fitted_sq / residual_sq, 0.0)) if residual_sq else 0.0
         return posed
+
+
+def solve(gram: Sequence[Sequence[float]], rhs: Sequence[float], regularization: float) -> Coefficients:
+    """Solve from the lower triangle of G = R'R, and b = R'r, by Cholesky factorization.
+
+    In plain Python: at the usual ten columns this takes less time than a handful of tensor operations. Scaling the
+    columns to unit length would change nothing but rounding: tolerance and regularization are relative to them.
+
+    >>> solve([[4.0], [0.0, 1.0]], [8.0, 3.0], regularization=0.0)
+    Coefficients(values=[2.0, 3.0], fitted_sq=25.0, rank=2, least_distance_sq=1.0)
+    """
+    kept: list[int] = []
+    factor: list[list[float]] = []
+    z: list[float] = []
+    least = 1.0
+    for i, column in enumerate(gram):
+        row: list[float] = []
+        for j, other in zip(kept, factor, strict=True):
+            row.append((column[j] - sum(map(mul, row, other))) / other[-1])
+        length_sq = column[i]
+        distance_sq = length_sq - sum(map(mul, row, row))
+        least = min(least, distance_sq / length_sq) if length_sq else 0.0
+        if distance_sq > RANK_TOLERANCE * length_sq:
+            pivot = sqrt(distance_sq + regularization * length_sq)
+            z.append((rhs[i] - sum(map(mul, row, z))) / pivot)
+            kept.append(i)
+            factor.append([*row, pivot])
+    values = [0.0] * len(gram)
+    for i, value in zip(kept, _back_substitute(factor, z), strict=True):
+        values[i] = value
+    penalty = sum(g * g * column[i] for i, (g, column) in enumerate(zip(values, gram, strict=True)))
+    return Coefficients(values, sum(map(mul, values, rhs)) + regularization * penalty, len(kept), least)
+
+
+def _back_substitute(factor: list[list[float]], z: list[float]) -> list[float]:
+    y = list(z)
+    for i in reversed(range(len(y))):
+        row = factor[i]
+        value = y[i] = y[i] / row[i]
+        for j in range(i):
+            y[j] -= value * row[j]
+    return y

@@ -4,6 +4,7 @@ A kind of residual says what pair (point, residual) a step yields, and whether i
 """
 
 from collections.abc import Sequence
+from enum import Enum, auto
 from math import sqrt
 from typing import NamedTuple
 
@@ -93,6 +94,17 @@ class StepResidual:
         return largest(parts) if parts else self.start[0].new_zeros(())
 
 
+class Reading(Enum):
+    """What came of reading a gradient."""
+
+    COMPARABLE = auto()
+    """It is of the same function as those read before, or the first."""
+    NOT_COMPARABLE = auto()
+    NO_GRADIENT = auto()
+    UNKNOWN_DECAY = auto()
+    """It is not known what the base makes of its weight decay, and so where its minimum is."""
+
+
 class Setting(NamedTuple):
     """What a group adds to its gradients."""
 
@@ -133,28 +145,30 @@ class GradientResidual:
         """The learning rates of the groups when the gradient was last read."""
         self._settings: list[list[Setting]] = []
         """Those of the parameters of each block; empty if they add nothing."""
+        self._known = isinstance(base, COUPLED) or type(base).__module__.startswith("torch.optim")
+        """Whether it is known what the base makes of weight decay."""
 
-    def knows_decay(self) -> bool:
-        """Whether it is known what the base makes of its weight decay."""
-        ours = isinstance(self._base, COUPLED) or type(self._base).__module__.startswith("torch.optim")
-        return ours or not any(group.get("weight_decay") for group in self._base.param_groups)
-
-    def read(self, point: Vector, gradient: Vector) -> bool:
-        """Read w and g. Returns whether they can be compared with those read before."""
-        groups = self._base.param_groups
+    def read(self, point: Vector, gradient: Vector) -> Reading:
+        """Read w and g, unless there is no gradient, or not of a function that has its minimum where the base ends."""
+        groups, space = self._base.param_groups, self._space
+        if not self._known and any(group.get("weight_decay") for group in groups):
+            return Reading.UNKNOWN_DECAY
+        if space.ranks.size == 1 and all(p.grad is None for p in space.params):
+            return Reading.NO_GRADIENT
         before, self.rates = self.rates, learning_rates(groups)
         most = max(self.rates) or 1.0
         found = [self._setting(group, rate / most) for group, rate in zip(groups, self.rates, strict=True)]
         self._settings = []
         if any(setting != PLAIN for setting in found):
             owners = {p: found[i] for i, group in enumerate(groups) for p in group["params"]}
-            self._settings = [[owners[p] for p in block.params] for block in self._space.blocks]
-        self._space.read(point)
-        for block, part in zip(self._space.blocks, gradient, strict=True):
+            self._settings = [[owners[p] for p in block.params] for block in space.blocks]
+        space.note_gradients()
+        space.read(point)
+        for block, part in zip(space.blocks, gradient, strict=True):
             block.read_gradients(part)
         if self._settings:
             self._adjust(point, gradient)
-        return not before or same_ratios(before, self.rates)
+        return Reading.COMPARABLE if not before or same_ratios(before, self.rates) else Reading.NOT_COMPARABLE
 
     def _setting(self, group: Group, share: float) -> Setting:
         decay = 0.0
@@ -164,7 +178,12 @@ class GradientResidual:
 
     def _adjust(self, point: Vector, gradient: Vector) -> None:
         for block, settings, w, g in zip(self._space.blocks, self._settings, point, gradient, strict=True):
-            weights, gradients = block.pieces(w), block.pieces(g)
+            weights: tuple[Tensor, ...] = (w,)
+            gradients: tuple[Tensor, ...] = (g,)
+            if settings.count(settings[0]) == len(settings):
+                settings = settings[:1]
+            else:
+                weights, gradients = block.pieces(w), block.pieces(g)
             if upward := [x for x, setting in zip(gradients, settings, strict=True) if setting.maximize]:
                 torch._foreach_neg_(upward)
             for decay in {setting.decay for setting in settings} - {0.0}:
