@@ -6,6 +6,7 @@ import logging
 from abc import ABC, abstractmethod
 from collections import OrderedDict
 from collections.abc import Callable
+from inspect import signature
 from typing import Any
 
 import torch
@@ -43,6 +44,8 @@ class Driver(ABC):
         """Base steps still to rest: they are the base's own, and need not even look at the parameters."""
         self.entered = False
         self.agreed = False
+        self.clears = "set_to_none" in signature(base.zero_grad).parameters
+        """Whether the base can be told how to reset its gradients."""
         self._told: set[str] = set()
 
     # --------------------------------------------------------------------------------- what an accelerator defines
@@ -106,6 +109,12 @@ class Driver(ABC):
         groups = self.base.param_groups
         return any(p.grad is not None for group in groups for p in group["params"]) or self.space.touched(version)
 
+    def finite_gradients(self) -> bool:
+        """Whether no gradient has a NaN or an infinity, on any rank; waits for the device."""
+        found = [getattr(p.grad, "_local_tensor", p.grad) for p in self.space.params if p.grad is not None]
+        bad = not all(bool(gradient.isfinite().all()) for gradient in found)
+        return float(self.space.ranks.sum(torch.tensor(float(bad), dtype=torch.float64))) == 0
+
     def follow(self, space: Space) -> None:
         """Go on with parameters that came, went, were frozen or moved. The memory of the same ones is carried over."""
         if self.entered and set(map(id, space.params)) != set(map(id, self.space.params)):
@@ -154,6 +163,9 @@ class Driver(ABC):
         self.cancel()
         if self.entered:
             self.forget()
+
+    def gradients_cleared(self) -> None:  # noqa: B027  # not every accelerator has to
+        """Notice that the gradients are to be cleared."""
 
     def watch(self) -> None:  # noqa: B027  # not every accelerator has to
         """Notice from now on if somebody else writes to the weights."""

@@ -3,7 +3,8 @@
 1. Read the weights and the gradient before the base sees it, and add the pair to the history.
 2. If the weights are those of a jump, this gradient decides on it: it stays, becomes shorter, or is taken back.
 3. Make the base's step; its end is the plain point, to which a refused jump returns.
-4. Jump to where the pairs say that the gradient vanishes (``secants``).
+4. Jump from the weights of the gradient, not from the end of the base's step, to where the pairs say that the gradient
+   vanishes (``secants``).
 
 Nothing is evaluated besides the gradients that training computes anyway. While gradients are noisy, or jumps are
 refused too often, it rests: for a number of steps nothing is read, stored or computed.
@@ -35,7 +36,7 @@ PROBATION = 6
 DOUBTFUL = 0.15
 """Asymmetry above which gradients are noise if the newest is also ..."""
 NEW = 0.75
-"""... to this part outside the span of the older ones."""
+"""... outside the span of the older ones to at least this part."""
 FLATTER, STEEPER = 0.3, 4.0
 """A jump passes if the slope along it is at most this part of what it was, and the gradient no more than so many times
 as long."""
@@ -53,8 +54,8 @@ CALM = 0.1
 """Average of refusals below which the next rest is short again."""
 
 UNKNOWN_DECAY = (
-    "Anderson makes plain steps: it does not know how {name} applies weight_decay, so its gradients do not tell the "
-    "minimum. Use residual='step', or add the penalty to the loss."
+    "Anderson makes plain steps: it does not know how {name} applies weight_decay, so its gradients do not show "
+    "where the minimum is. Use residual='step', or add the penalty to the loss."
 )
 
 
@@ -68,6 +69,7 @@ class GradientDriver(GradientMemory):
         if self.resting:
             self.count_rest()
             return base_step()[0]
+        self.secants = None  # some bases do not call their closure at every step
         try:
             loss, _ = base_step(self.measure)
         except JumpRefused as refused:
@@ -79,7 +81,6 @@ class GradientDriver(GradientMemory):
     @torch.no_grad()  # gradients may have a graph of their own, and closures enable it
     def measure(self) -> bool:
         """Take in the gradient before the base sees it; False if it refuses the jump that led here."""
-        self.secants = None
         if not self.space.blocks:
             return True
         state, history = self.state, self.history
@@ -139,8 +140,8 @@ class GradientDriver(GradientMemory):
             self.accept()
 
     def attempt(self, record: JumpRecord) -> None:
-        """Let a jump wait for the next gradient."""
-        self.state.pending, self.record = True, record
+        """Mark a jump as pending: the next gradient decides on it."""
+        self.state.pending, self.record, self.cleared = True, record, False
         self.stats.counts["attempted"] += 1
         self.watch()
 
@@ -151,14 +152,33 @@ class GradientDriver(GradientMemory):
         if slope <= FLATTER * state.slope and secants.gradient_norm <= STEEPER * state.norm:
             self.accept()
             return True
-        state.refusals = MEMORY * state.refusals + 1 - MEMORY
         record, tries = self.record, state.tries
-        self.conclude("gradient")
+        self.refuse()
         if tries < RETRIES and state.refusals <= TOO_MANY and secants.finite:
             self.shorten(secants, slope, record, tries)
         else:
-            self.go_back(secants)
+            self.go_back()
+            if not secants.finite:
+                self.forget()
         return False
+
+    def refuse(self) -> None:
+        """Count a jump that does not stay."""
+        self.state.refusals = MEMORY * self.state.refusals + 1 - MEMORY
+        self.conclude("gradient")
+
+    def gradients_cleared(self) -> None:
+        """Take back a pending jump if its gradient came to no step and is not finite.
+
+        A gradient scaler then leaves the step out, and would do so for ever. Called when gradients are to be cleared;
+        the first time after the jump they belong to the point where it began.
+        """
+        if not self.state.pending or self.overwritten():
+            return
+        if self.cleared and not self.finite_gradients():
+            self.refuse()
+            self.go_back()
+        self.cleared = True
 
     def accept(self) -> None:
         """Let the jump stay."""
@@ -171,7 +191,7 @@ class GradientDriver(GradientMemory):
         self.conclude("")
 
     def forget_momentum(self) -> None:
-        """Zero the base's first moments: they belong to a way that was not taken, and would lead off the end of it."""
+        """Zero the base's first moments: they describe the steps that the jump replaces."""
         states = [self.base.state[p] for p in self.space.params if p in self.base.state]
         kept = [state.get(name) for state in states if isinstance(state, dict) for name in FIRST_MOMENTS]
         if moments := [local_part(x) if is_dtensor(x) else x for x in kept if isinstance(x, Tensor)]:
@@ -193,12 +213,10 @@ class GradientDriver(GradientMemory):
         assert record is not None
         self.attempt(replace(record, step_ratio=part * record.step_ratio))
 
-    def go_back(self, secants: Secants) -> None:
+    def go_back(self) -> None:
         """Return to the plain point, and rest if that was one refusal too many."""
         self.space.write(self.plain, everything=True)
         self.state.radius = self.state.length / 2
-        if not secants.finite:
-            self.forget()
         if self.state.refusals > TOO_MANY:
             self.rest()
 

@@ -54,8 +54,6 @@ class Jump:
     """The candidate is the last point minus the rows of Z with these weights."""
     length: float
     """|candidate - w|"""
-    descent: float
-    """Inner product of candidate - w with the residual r."""
 
 
 @dataclass(eq=False)
@@ -74,8 +72,6 @@ class Problem:
     """Where the columns are stored, newest first."""
     matrix: list[list[float]]
     """Products of all rows of Z."""
-    disturbed: bool
-    """Whether somebody else has written to the weights of a pair, on any rank."""
     solution: Coefficients
     """g, newest column first."""
     gain: float = 1.0
@@ -99,7 +95,7 @@ class Problem:
         return self._measured(weights)
 
     def _measured(self, weights: list[float]) -> Jump:
-        """Length and direction of r - e, from the products of the rows that e is made of."""
+        """The jump r - e, whose length follows from the products of the rows that e is made of."""
         size, rate = len(weights) // 2, self.rates[-1]
         products = [
             sum(map(mul, weights, row)) if weight else 0.0 for weight, row in zip(weights, self.matrix, strict=True)
@@ -108,7 +104,7 @@ class Problem:
         e_times_r = rate * sum(map(mul, weights, self.matrix[size]))
         r_sq = self.residual_norm**2
         length_sq = r_sq - 2 * e_times_r + e_times_e
-        return Jump(weights, sqrt(max(length_sq, 0.0)) if isfinite(length_sq) else nan, r_sq - e_times_r)
+        return Jump(weights, sqrt(max(length_sq, 0.0)) if isfinite(length_sq) else nan)
 
 
 def rate_change(coefficients: Sequence[float], rates: Sequence[float]) -> tuple[list[float], float]:
@@ -138,27 +134,26 @@ class Gram:
         """Whether products are formed in float64 although rows are not."""
         self.matrix = [[0.0] * (2 * size + 1) for _ in range(2 * size + 1)]
 
-    def update(self, history: History, ranks: Ranks, regularization: float, disturbed: bool = False) -> Problem:
+    def update(self, history: History, ranks: Ranks, regularization: float) -> Problem:
         """Take in what was stored since the last time, and solve the problem; the same on all ranks.
 
         Products of long rows are formed in their own type, in half the time, as long as that is good enough: errors
         of 1e-6 change the least-squares residual by less than 1e-4 unless columns are nearly collinear, or span r.
         """
-        problem = self._updated(history, ranks, regularization, disturbed)
+        problem = self._updated(history, ranks, regularization)
         if history.exact or not problem.finite:
             return problem
         left = min(problem.solution.least_distance_sq / COLLINEAR, problem.gain**2 / FITTED)
         if left < 1 and not self.exact:
             self.exact, history.fresh = True, history.held
-            return self._updated(history, ranks, regularization, problem.disturbed)
+            return self._updated(history, ranks, regularization)
         if left > DISTINCT / COLLINEAR:
             self.exact = False
         return problem
 
-    def _updated(self, history: History, ranks: Ranks, regularization: float, disturbed: bool) -> Problem:
-        slots = history.newest_first
-        disturbed = self.take_in(history, ranks, disturbed)
-        return self._problem(slots, history.rates, regularization, disturbed)
+    def _updated(self, history: History, ranks: Ranks, regularization: float) -> Problem:
+        self.take_in(history, ranks)
+        return self._problem(history.newest_first, history.rates, regularization)
 
     def take_in(self, history: History, ranks: Ranks, disturbed: bool = False) -> bool:
         """Add the products of new rows, over all ranks; one small message. Returns whether any rank is disturbed."""
@@ -176,13 +171,13 @@ class Gram:
                 self.matrix[i][j] = self.matrix[j][i] = value
         return disturbed
 
-    def _problem(self, slots: list[int], rates: list[float], regularization: float, disturbed: bool) -> Problem:
+    def _problem(self, slots: list[int], rates: list[float], regularization: float) -> Problem:
         matrix, size = self.matrix, self.size
         gram = [[matrix[i][j] for j in slots[: a + 1]] for a, i in enumerate(slots)]
         residual_sq, rhs = matrix[size][size], [matrix[i][size] for i in slots]
         path = sum([sqrt(max(matrix[size + 1 + i][size + 1 + i], 0.0)) for i in slots])
-        posed = Problem(gram, rates[-1] * sqrt(residual_sq), path, rates, slots, matrix, disturbed, NO_SOLUTION)
-        if posed.finite and not disturbed:
+        posed = Problem(gram, rates[-1] * sqrt(residual_sq), path, rates, slots, matrix, NO_SOLUTION)
+        if posed.finite:
             posed.solution = solve(gram, rhs, regularization)
             posed.gain = sqrt(max(1 - posed.solution.fitted_sq / residual_sq, 0.0)) if residual_sq else 0.0
         return posed

@@ -5,7 +5,7 @@ A kind of residual says what pair (point, residual) a step yields, and whether i
 
 from collections.abc import Sequence
 from enum import Enum, auto
-from math import sqrt
+from math import inf, sqrt
 from typing import NamedTuple
 
 import torch
@@ -142,7 +142,9 @@ class GradientResidual:
         self._base = base
         self._space = space
         self.rates: list[float] = []
-        """The learning rates of the groups when the gradient was last read."""
+        """The learning rates of the groups that take part, when the gradient was last read."""
+        self._functions: list[tuple[bool, float]] | None = None
+        """What these groups added to the gradient then; None if unknown."""
         self._settings: list[list[Setting]] = []
         """Those of the parameters of each block; empty if they add nothing."""
         self._known = isinstance(base, COUPLED) or type(base).__module__.startswith("torch.optim")
@@ -150,7 +152,7 @@ class GradientResidual:
 
     def read(self, point: Vector, gradient: Vector) -> Reading:
         """Read w and g, unless there is no gradient, or not of a function that has its minimum where the base ends."""
-        groups, space = self._base.param_groups, self._space
+        space, groups = self._space, [group for group in self._base.param_groups if group.get("anderson", True)]
         if not self._known and any(group.get("weight_decay") for group in groups):
             return Reading.UNKNOWN_DECAY
         if space.ranks.size == 1 and all(p.grad is None for p in space.params):
@@ -158,6 +160,8 @@ class GradientResidual:
         before, self.rates = self.rates, learning_rates(groups)
         most = max(self.rates) or 1.0
         found = [self._setting(group, rate / most) for group, rate in zip(groups, self.rates, strict=True)]
+        functions, self._functions = self._functions, [(setting.maximize, setting.decay) for setting in found]
+        comparable = not before or (functions in (None, self._functions) and same_ratios(before, self.rates))
         self._settings = []
         if any(setting != PLAIN for setting in found):
             owners = {p: found[i] for i, group in enumerate(groups) for p in group["params"]}
@@ -168,7 +172,7 @@ class GradientResidual:
             block.read_gradients(part)
         if self._settings:
             self._adjust(point, gradient)
-        return Reading.COMPARABLE if not before or same_ratios(before, self.rates) else Reading.NOT_COMPARABLE
+        return Reading.COMPARABLE if comparable else Reading.NOT_COMPARABLE
 
     def _setting(self, group: Group, share: float) -> Setting:
         decay = 0.0
@@ -191,14 +195,15 @@ class GradientResidual:
                 torch._foreach_add_([gradients[i] for i in chosen], [weights[i] for i in chosen], alpha=decay)
             if any(setting.root != 1 for setting in settings):
                 torch._foreach_mul_(gradients, [setting.root for setting in settings])
-                torch._foreach_div_(weights, [setting.root or 1.0 for setting in settings])
+                torch._foreach_div_(weights, [setting.root or inf for setting in settings])
 
     def write(self, point: Vector, everything: bool = False) -> None:
         """Set the weights to a point as it was read; ``point`` is overwritten."""
         for block, settings, w in zip(self._space.blocks, self._settings, point, strict=False):
-            roots = [setting.root or 1.0 for setting in settings]
+            roots = [setting.root for setting in settings]
             if any(root != 1 for root in roots):
                 torch._foreach_mul_(block.pieces(w), roots)
+                block.keep(w, [i for i, root in enumerate(roots) if not root])
         self._space.write(point, everything)
 
 
