@@ -71,6 +71,11 @@ class WrappedOptimizer(Optimizer):
 
     @_disable_dynamo  # torch.compiler.disable, without importing the compiler before it is needed
     def _accelerated_step(self, closure: Callable[[], Any] | None, samples: Any) -> Any:
+        """Let the driver make the step, with memory that fits the parameters and options that fit those of other ranks.
+
+        The driver calls ``base_step`` where its algorithm wants the base's step; it returns the base's loss, and the
+        samples that were given for this step.
+        """
         driver = self._driver
         base_step = partial(call_step, driver, closure, samples)
         if not self._enabled:

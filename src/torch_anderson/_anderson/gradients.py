@@ -65,7 +65,12 @@ class GradientDriver(GradientMemory):
     # ------------------------------------------------------------------------------------------------ the algorithm
 
     def step(self, base_step: BaseStep) -> Any:
-        """Make one base step, then jump; or take the last jump back, which takes the place of the step."""
+        """Make one base step, then jump; or take the last jump back, which takes the place of the step.
+
+        ``base_step`` calls ``measure`` once, when the gradient is there and before the base sees it: at once, or after
+        the first call of the closure. Where ``measure`` returns False, the base makes no step, and ``JumpRefused`` is
+        raised.
+        """
         if self.resting:
             self.count_rest()
             return base_step()[0]
