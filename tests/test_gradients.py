@@ -88,7 +88,7 @@ def test_a_jump_is_the_direction_of_the_textbooks_two_loops(count):
     pairs = random_pairs(20, count)
     rows, slots = rows_of(pairs, size=8)
     secants = Secants((rows @ rows.T).tolist(), slots)
-    weights = secants.jump(secants.least_squares(), gain=1.0)
+    weights = secants.jump(secants.least_squares(), explained=False)
     expected = lbfgs_direction(pairs)
     torch.testing.assert_close(-(torch.tensor(weights, dtype=torch.float64) @ rows), expected, rtol=1e-9, atol=0)
 
@@ -98,7 +98,7 @@ def test_where_pairs_span_the_gradient_a_jump_goes_to_the_minimum_of_a_quadratic
     points = torch.randn(6, 4, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
     rows, slots = rows_of([(point, matrix @ (point - centre)) for point in points], size=8)
     secants = Secants((rows @ rows.T).tolist(), slots)
-    jump = -(torch.tensor(secants.jump(secants.least_squares(), gain=0.0), dtype=torch.float64) @ rows)
+    jump = -(torch.tensor(secants.jump(secants.least_squares(), explained=True), dtype=torch.float64) @ rows)
     torch.testing.assert_close(points[-1] + jump, centre, rtol=0, atol=1e-5)  # a ridge of 1e-10 on unit columns
 
 

@@ -5,9 +5,8 @@ import pytest
 import torch
 
 from torch_anderson import Storage
-from torch_anderson._anderson.gram import Gram, Problem
+from torch_anderson._anderson.gram import Gram, Problem, solve
 from torch_anderson._anderson.history import SHORT, History
-from torch_anderson._anderson.solve import solve
 from torch_anderson._tensors.blocks import Space
 
 N, COLUMNS = 300, 8

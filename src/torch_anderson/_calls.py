@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 from functools import wraps
-from typing import Any
+from typing import Any, Protocol
 
 from torch.optim import Optimizer
 from torch.optim.optimizer import _global_optimizer_post_hooks, _global_optimizer_pre_hooks
@@ -53,8 +53,20 @@ class JumpRefused(Exception):
         self.loss = loss
 
 
-def call_step(base: Optimizer, closure: Callable[[], Any] | None, measure: Callable[[], bool] | None) -> Any:
-    """Make the base's step. Global step hooks see the outer optimizer; the base's step would call them again."""
+class Driven(Protocol):
+    """What a base step needs to know of the driver."""
+
+    base: Optimizer
+    ahead: Any
+
+
+def call_step(
+    driver: Driven, closure: Callable[[], Any] | None, samples: Any, measure: Callable[[], bool] | None = None
+) -> tuple[Any, Any]:
+    """Make the base's step: with the first three arguments bound, a ``BaseStep``.
+
+    Global step hooks see the outer optimizer; the base's step would call them again.
+    """
     if measure and closure is None and not measure():
         raise JumpRefused(None)
     if measure and closure is not None:
@@ -64,10 +76,12 @@ def call_step(base: Optimizer, closure: Callable[[], Any] | None, measure: Calla
     pre.clear()
     post.clear()
     try:
-        return base.step() if closure is None else base.step(closure)  # some bases take no argument
+        loss = driver.base.step() if closure is None else driver.base.step(closure)  # some bases take no argument
     finally:
         pre.update(kept[0])
         post.update(kept[1])
+    ahead, driver.ahead = driver.ahead, None  # some frameworks call set_batch in the closure
+    return loss, ahead if samples is None else samples
 
 
 def _measuring(closure: Callable[[], Any], measure: Callable[[], bool]) -> Callable[[], Any]:

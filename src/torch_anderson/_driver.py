@@ -6,6 +6,7 @@ import logging
 from abc import ABC, abstractmethod
 from collections import OrderedDict
 from collections.abc import Callable
+from inspect import signature
 from typing import Any
 
 import torch
@@ -39,8 +40,12 @@ class Driver(ABC):
         """Samples for the next step, given before it by ``set_batch``."""
         self.space = Space([], options.process_group)
         """The parameters that take part, as they were when last looked at; none at first."""
+        self.resting = 0
+        """Base steps still to rest: they are the base's own, and need not even look at the parameters."""
         self.entered = False
         self.agreed = False
+        self.clears = "set_to_none" in signature(base.zero_grad).parameters
+        """Whether the base can be told how to reset its gradients."""
         self._told: set[str] = set()
 
     # --------------------------------------------------------------------------------- what an accelerator defines
@@ -48,14 +53,6 @@ class Driver(ABC):
     @abstractmethod
     def step(self, base_step: BaseStep) -> Any:
         """Make one base step, accelerated; the memory is that of the present parameters."""
-
-    @property
-    def resting(self) -> bool:
-        """Whether the next step is the base's own, and need not even look at the parameters."""
-        return False
-
-    def count_rest(self) -> None:  # noqa: B027  # not every accelerator rests
-        """Count such a step."""
 
     @property
     @abstractmethod
@@ -86,6 +83,11 @@ class Driver(ABC):
     def cancel(self) -> None:
         """Drop what does not survive weights that come from elsewhere."""
 
+    def count_rest(self) -> None:
+        """Count a step at rest; what was given for it is not needed."""
+        self.resting -= 1
+        self.ahead = None
+
     # ------------------------------------------------------------------------------------------ following parameters
 
     def look(self) -> None:
@@ -106,6 +108,12 @@ class Driver(ABC):
         """
         groups = self.base.param_groups
         return any(p.grad is not None for group in groups for p in group["params"]) or self.space.touched(version)
+
+    def finite_gradients(self) -> bool:
+        """Whether no gradient has a NaN or an infinity, on any rank; waits for the device."""
+        found = [getattr(p.grad, "_local_tensor", p.grad) for p in self.space.params if p.grad is not None]
+        bad = not all(bool(gradient.isfinite().all()) for gradient in found)
+        return float(self.space.ranks.sum(torch.tensor(float(bad), dtype=torch.float64))) == 0
 
     def follow(self, space: Space) -> None:
         """Go on with parameters that came, went, were frozen or moved. The memory of the same ones is carried over."""
@@ -155,6 +163,9 @@ class Driver(ABC):
         self.cancel()
         if self.entered:
             self.forget()
+
+    def gradients_cleared(self) -> None:  # noqa: B027  # not every accelerator has to
+        """Notice that the gradients are to be cleared."""
 
     def watch(self) -> None:  # noqa: B027  # not every accelerator has to
         """Notice from now on if somebody else writes to the weights."""

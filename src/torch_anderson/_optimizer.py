@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import cache, partial
 from typing import Any, Self
 
 from torch import Tensor
@@ -26,7 +27,7 @@ FORWARDED = frozenset({"train", "eval"})
 
 
 class WrappedOptimizer(Optimizer):
-    """An optimizer around another one, the base, which makes the steps. A driver decides what happens besides."""
+    """An optimizer around another one, the base, which makes the steps. A driver decides what else happens."""
 
     _driver: Driver
 
@@ -40,7 +41,7 @@ class WrappedOptimizer(Optimizer):
 
     @staticmethod
     def _make_driver(base: Optimizer, options: Any) -> Driver:
-        """The algorithm; every door has one."""
+        """Build the algorithm; every door has one."""
         raise NotImplementedError
 
     @classmethod
@@ -55,19 +56,13 @@ class WrappedOptimizer(Optimizer):
         ('Adam', True)
         """
 
-        def __init__(self: Any, params: Any, *args: Any, **kwargs: Any) -> None:
-            cls.__init__(self, base_class(params, *args, **kwargs), **options)  # type: ignore[arg-type]
-
-        def __reduce__(self: Any) -> tuple[Any, ...]:
-            return _blank, (cls, base_class, options), self.__getstate__()
-
-        members = {"__init__": __init__, "__reduce__": __reduce__, "__module__": cls.__module__}
-        return type(f"{cls.__name__}{base_class.__name__}", (cls,), members)
+        made: Any = cls, base_class, tuple(options.items())
+        return _wrapping(*made)  # type: ignore[no-any-return]
 
     # ----------------------------------------------------------------------------------------------------- training
 
     def _step(self, closure: Callable[[], Any] | None, samples: Any) -> Any:
-        """Make one base step, accelerated where it can change anything; one of many at rest costs next to nothing."""
+        """Make one base step, accelerated where that can change anything; steps at rest cost next to nothing."""
         driver = self._driver
         if not driver.resting or not driver.agreed or not self._enabled or is_compiling() or global_hooks():
             return self._accelerated_step(closure, samples)
@@ -76,18 +71,20 @@ class WrappedOptimizer(Optimizer):
 
     @_disable_dynamo  # torch.compiler.disable, without importing the compiler before it is needed
     def _accelerated_step(self, closure: Callable[[], Any] | None, samples: Any) -> Any:
+        """Let the driver make the step, with memory that fits the parameters and options that fit those of other ranks.
+
+        The driver calls ``base_step`` where its algorithm wants the base's step; it returns the base's loss, and the
+        samples that were given for this step.
+        """
         driver = self._driver
-
-        def base_step(measure: Callable[[], bool] | None = None) -> tuple[Any, Any]:
-            loss = call_step(driver.base, closure, measure)
-            ahead, driver.ahead = driver.ahead, None  # some frameworks call set_batch in the closure
-            return loss, ahead if samples is None else samples
-
+        base_step = partial(call_step, driver, closure, samples)
         if not self._enabled:
             return base_step()[0]
         if all(group.get("lr") == 0 for group in driver.base.param_groups):
             return driver.idle(base_step)
-        if space := Space.if_changed(driver.space, driver.base.param_groups, self.options.process_group, driver.shard):
+        if space := Space.if_changed(
+            driver.space, driver.base.param_groups, driver.options.process_group, driver.shard
+        ):
             driver.follow(space)
         if not driver.agreed:
             driver.agree()
@@ -95,10 +92,11 @@ class WrappedOptimizer(Optimizer):
 
     def zero_grad(self, set_to_none: bool = True) -> None:
         """Reset the gradients as the base does."""
-        if set_to_none:
-            self.base.zero_grad()  # some bases take no argument
+        self._driver.gradients_cleared()
+        if self._driver.clears:
+            self.base.zero_grad(set_to_none=set_to_none)
         else:
-            self.base.zero_grad(set_to_none=False)
+            self.base.zero_grad()
 
     @contextmanager
     def disabled(self) -> Iterator[None]:
@@ -284,6 +282,17 @@ def _cloned(entries: checkpoint.Entries) -> checkpoint.Entries:
     return {name: value.clone() if isinstance(value, Tensor) else value for name, value in entries.items()}
 
 
-def _blank(cls: type[WrappedOptimizer], base_class: type[Optimizer], options: dict[str, Any]) -> WrappedOptimizer:
-    wrapped = cls.wrapping(base_class, **options)
-    return wrapped.__new__(wrapped)
+@cache  # a copy is of the same class
+def _wrapping(cls: Any, base_class: Any, options: Any) -> Any:
+    def __init__(self: Any, params: Any, *args: Any, **kwargs: Any) -> None:
+        cls.__init__(self, base_class(params, *args, **kwargs), **dict(options))
+
+    def __reduce__(self: Any) -> tuple[Any, ...]:
+        return _blank, (cls, base_class, options), self.__getstate__()
+
+    members = {"__init__": __init__, "__reduce__": __reduce__, "__module__": cls.__module__}
+    return type(f"{cls.__name__}{base_class.__name__}", (cls,), members)
+
+
+def _blank(cls: Any, base_class: Any, options: Any) -> Any:
+    return object.__new__(_wrapping(cls, base_class, options))

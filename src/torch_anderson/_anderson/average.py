@@ -81,7 +81,7 @@ class Window:
         self.count = self.stale = 0
 
     def average(self, residual_max: Tensor, out: Vector) -> Tensor | None:
-        """Put the mean into ``out`` if the points are noisy, else the newest one. Returns whether, on the device.
+        """Put the mean into ``out`` if the points are noisy, else the newest one; returns whether they are.
 
         None if the window is not full yet. The choice is made on the device, so that no step waits for it.
         """

@@ -22,13 +22,15 @@ from .storage import Storage
 RESIDUALS = ("gradient", "step")
 SAFEGUARDS = {"gradient": ("gradient", None), "step": ("residual", "loss", None)}
 """Those of each kind of residual; the first is what ``"auto"`` means."""
+FEWEST = 2
+"""Pairs of gradients that it takes to tell noise."""
 OF_STEPS = {"store_period": 1, "relaxation": 1.0, "average": None, "regularization": 1e-12, "max_jump": inf}
 """Options that belong to ``residual="step"``, with their defaults."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class AndersonOptions(Options):
-    """The options of ``Anderson``, described there, with their defaults."""
+    """The options of ``Anderson``, described there, as checked."""
 
     residual: str
     history_size: int
@@ -50,6 +52,8 @@ class AndersonOptions(Options):
             name: integer(name, getattr(self, name), least)
             for name, least in (("history_size", 1), ("period", 1), ("store_period", 1), ("warmup", 0))
         }
+        if self.residual == "gradient" and checked["history_size"] < FEWEST:
+            raise invalid("history_size", self.history_size, f"at least {FEWEST}, unless residual='step'")
         for name, fits, described in (
             ("relaxation", lambda x: 0 < x <= 1, "a number above 0 and at most 1"),
             ("max_jump", lambda x: x > 0, "a number above 0, or infinity for no limit"),
@@ -85,20 +89,20 @@ class Anderson(WrappedOptimizer):
     Args:
         base: the optimizer that makes the steps.
         residual: ``"gradient"`` or ``"step"``.
-        history_size: m, most pairs in use; each takes two vectors of the model's size.
+        history_size: m, most pairs in use; each takes two vectors of the model's size. At least 2 with gradients.
         period: p, base steps between two jumps.
         warmup: base steps before the first pair is stored.
         safeguard: test of a jump. ``"gradient"``: by the next gradient. With ``residual="step"``: ``"residual"``, the
             paper's, a smaller residual at the next step, which is taken back if the test fails; ``"loss"``: a lower
             loss than after the plain step, by the ``loss_fn`` given with the step (2 forward passes). ``"auto"``:
             ``"gradient"`` or ``"residual"``. ``None``: no test.
-        store_period: q, base steps between two stored pairs; an accelerating step always stores. This and the
-            following options are for ``residual="step"``.
+        store_period: q, base steps between two stored pairs; an accelerating step always stores. This
+            option and those down to ``max_jump`` are for ``residual="step"``.
         relaxation: beta, how far to go towards the accelerated weights.
         average: the adaptive moving average, a ``MovingAverage``; ``None`` for none.
         regularization: added to the diagonal of the Gram matrix of R's columns scaled to length 1.
         max_jump: longest jump, in lengths of the path through the stored points; infinity for no limit.
-        storage: where the history is kept, a ``Storage``; ``None``: with the parameters. For both kinds of residual.
+        storage: where the history is kept, a ``Storage``; ``None``: with the parameters.
         process_group: the ranks that train this model together; ``None`` for all there are.
 
     A parameter group takes no part if it has ``"anderson": False``.

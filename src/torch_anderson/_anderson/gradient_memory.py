@@ -36,8 +36,8 @@ FIRST_TRUST = 16
 class GradientState:
     """The numbers of a checkpoint, besides vectors, the Gram matrix and counters; in this order."""
 
-    wait: int
-    """Base steps that are still to rest."""
+    resting: int = 0
+    """Base steps still to rest."""
     k: int = 0
     """Gradients read."""
     look: int = LOOK
@@ -82,11 +82,14 @@ class GradientMemory(Driver):
     def __init__(self, base: Optimizer, options: Any):
         self.storage = options.storage or Storage()
         super().__init__(base, options, self.storage.shard)
-        self.state = GradientState(options.warmup)
+        self.resting = options.warmup
+        self.state = GradientState()
         self.secants: Secants | None = None
         """The problem that the gradient of this step completes; None if no jump is due."""
         self.record: JumpRecord | None = None
         """The record of the pending jump."""
+        self.cleared = False
+        """Whether gradients were cleared since the jump."""
         self._version: int | None = None
         self.build(self.space)
 
@@ -120,7 +123,7 @@ class GradientMemory(Driver):
         history, state = self.history, self.state
         for rows in history.rows:
             rows.arrive()
-        state.pairs, state.fresh = history.pairs, history.fresh
+        state.resting, state.pairs, state.fresh = self.resting, history.pairs, history.fresh
         vectors = {
             "point_diffs": [rows.point_diffs for rows in history.rows],
             "residual_diffs": [rows.residual_diffs for rows in history.rows],
@@ -150,7 +153,7 @@ class GradientMemory(Driver):
         """Continue where the entries were saved."""
         entries = next(iter(found.values()))
         state = self.state = unpack(GradientState, entries[STATE])
-        self.history.pairs, self.history.fresh = state.pairs, state.fresh
+        self.resting, self.history.pairs, self.history.fresh = state.resting, state.pairs, state.fresh
         self.history.rates = [1.0] * min(state.pairs, self.options.history_size + 1)
         self.gram.matrix = entries["gram"].tolist()
         self.residual.rates = unpadded(entries["group_rates"])

@@ -3,7 +3,8 @@
 1. Read the weights and the gradient before the base sees it, and add the pair to the history.
 2. If the weights are those of a jump, this gradient decides on it: it stays, becomes shorter, or is taken back.
 3. Make the base's step; its end is the plain point, to which a refused jump returns.
-4. Jump to where the pairs say that the gradient vanishes (``secants``).
+4. Jump from the weights of the gradient, not from the end of the base's step, to where the pairs say that the gradient
+   vanishes (``secants``).
 
 Nothing is evaluated besides the gradients that training computes anyway. While gradients are noisy, or jumps are
 refused too often, it rests: for a number of steps nothing is read, stored or computed.
@@ -12,9 +13,8 @@ refused too often, it rests: for a number of steps nothing is read, stored or co
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
 from dataclasses import replace
-from math import hypot, inf, sqrt
+from math import hypot, inf
 from typing import Any
 
 import torch
@@ -26,9 +26,9 @@ from .._ranks.placement import is_dtensor, local_part
 from .._records import JumpRecord
 from .._tensors.checkpoint import Entries
 from .gradient_memory import BRIEF_LOOK, FIRST_REST, FIRST_TRUST, LONGEST_REST, LOOK, GradientMemory
-from .noise import CERTAIN, PROBATION, has_changed, is_doubtful, is_noise
-from .secants import COARSE_RIDGE, RIDGE, Secants
-from .solve import Coefficients
+from .noise import CERTAIN, PROBATION, has_changed, is_noise, trusts
+from .residual import Reading
+from .secants import COARSE_RIDGE, RIDGE, Proposal, Secants
 
 FLATTER, STEEPER = 0.3, 4.0
 """A jump passes if the slope along it is at most this part of what it was, and the gradient no more than so many times
@@ -49,10 +49,10 @@ LONGER = 4
 """A rest after the function has changed is this many times as long as the last of its kind."""
 
 UNKNOWN_DECAY = (
-    "Anderson makes plain steps: it does not know how {name} applies weight_decay, so its gradients do not tell the "
-    "minimum. Use residual='step', or add the penalty to the loss."
+    "Anderson makes plain steps: it does not know how {name} applies weight_decay, so its gradients do not show "
+    "where the minimum is. Use residual='step', or add the penalty to the loss."
 )
-OWN_MODEL = "Anderson makes plain steps: LBFGS keeps pairs of points and gradients itself, and jumps would falsify them."
+OWN_PAIRS = "Anderson makes plain steps: LBFGS keeps pairs of points and gradients itself; jumps would falsify them."
 
 
 class GradientDriver(GradientMemory):
@@ -60,21 +60,17 @@ class GradientDriver(GradientMemory):
 
     # ------------------------------------------------------------------------------------------------ the algorithm
 
-    @property
-    def resting(self) -> bool:
-        """Whether the next step is the base's own."""
-        return self.state.wait > 0
-
-    def count_rest(self) -> None:
-        """Count a step at rest; what was given for it is not needed."""
-        self.state.wait -= 1
-        self.ahead = None
-
     def step(self, base_step: BaseStep) -> Any:
-        """Make one base step, then jump; or take the last jump back, which takes the place of the step."""
+        """Make one base step, then jump; or take the last jump back, which takes the place of the step.
+
+        ``base_step`` calls ``measure`` once, when the gradient is there and before the base sees it: at once, or after
+        the first call of the closure. Where ``measure`` returns False, the base makes no step, and ``JumpRefused`` is
+        raised.
+        """
         if self.resting:
             self.count_rest()
             return base_step()[0]
+        self.secants = None  # some bases do not call their closure at every step
         try:
             loss, _ = base_step(self.measure)
         except JumpRefused as refused:
@@ -86,13 +82,19 @@ class GradientDriver(GradientMemory):
     @torch.no_grad()  # gradients may have a graph of their own, and closures enable it
     def measure(self) -> bool:
         """Take in the gradient before the base sees it; False if it refuses the jump that led here."""
-        self.secants = None
-        if not self.usable():
+        if isinstance(self.base, torch.optim.LBFGS):
+            self.tell_once(OWN_PAIRS)
+            return True
+        if not self.space.blocks:
             return True
         state, history = self.state, self.history
         disturbed = self.overwritten()
-        self.space.note_gradients()
-        if not self.residual.read(self.point, self.gradient):
+        reading = self.residual.read(self.point, self.gradient)
+        if reading is Reading.UNKNOWN_DECAY:
+            self.tell_once(UNKNOWN_DECAY.format(name=type(self.base).__name__))
+        if reading is Reading.UNKNOWN_DECAY or reading is Reading.NO_GRADIENT:
+            return True
+        if reading is Reading.NOT_COMPARABLE:
             self.reset_history()
         self.point = history.store(self.point, self.gradient)
         state.k += 1
@@ -111,93 +113,82 @@ class GradientDriver(GradientMemory):
             self.secants = secants
         return True
 
-    def usable(self) -> bool:
-        """Whether there is a gradient to read, of a function that has its minimum where the base ends."""
-        if not self.space.blocks:
-            return False
-        if not self.residual.knows_decay():
-            self.tell_once(UNKNOWN_DECAY.format(name=type(self.base).__name__))
-            return False
-        if isinstance(self.base, torch.optim.LBFGS):
-            self.tell_once(OWN_MODEL)
-            return False
-        return self.space.ranks.size > 1 or any(p.grad is not None for p in self.space.params)
-
     # ------------------------------------------------------------------------------------------------------- jumps
 
     @torch.no_grad()
     def jump(self, secants: Secants) -> None:
         """Jump to where the pairs expect the minimum, unless they are noise or show no way down."""
-        state, norm = self.state, secants.gradient_norm
-        if norm == 0:
+        state = self.state
+        if secants.gradient_norm == 0:
             self.skip("converged", secants)
-        elif state.proven < PROBATION and is_noise(secants, state.proven > 0, state.noisy):
+        elif state.proven < PROBATION and is_noise(state, secants):
             self.skip("noisy", secants)
             state.noisy, state.trust = state.noisy or state.proven == 0, FIRST_TRUST
             self.rest()
         elif state.noisy and self.history.pairs <= CERTAIN:
             state.look = CERTAIN + 1 - self.history.pairs
-        elif self.trusts(secants):
-            fitted = secants.least_squares()
-            gain = sqrt(max(1 - fitted.fitted_sq / norm**2, 0.0))
-            weights = secants.jump(fitted, gain)
-            if weights is None:
-                self.skip("no_descent", secants)
-            else:
-                self.go(secants, weights, describe(state.k, norm, gain, fitted))
+        elif not trusts(state, secants):
+            state.look, state.proven = LOOK, 0
+        elif (proposal := secants.propose(state.radius)) is None:
+            self.skip("no_descent", secants)
+        else:
+            self.go(secants, proposal)
 
-    def trusts(self, secants: Secants) -> bool:
-        """Whether pairs of jumps are above doubt; it is asked now and then. If not, a few plain steps are to tell."""
-        state = self.state
-        if state.proven < state.trust:
-            return True
-        state.proven = PROBATION
-        if is_doubtful(secants, len(secants.slots)):
-            state.look, state.proven, state.trust = LOOK, 0, 2 * state.trust
-        return state.look == 0
-
-    def go(self, secants: Secants, weights: list[float], record: JumpRecord) -> None:
+    def go(self, secants: Secants, proposal: Proposal) -> None:
         """Set the weights to the end of the jump; the plain point is kept until it is decided."""
-        state = self.state
-        length = secants.length(weights)
-        if length > state.radius:
-            weights = [weight * state.radius / length for weight in weights]
-            length = state.radius
-        state.length, state.slope, state.norm = length, secants.descent(weights), secants.gradient_norm
-        state.reach = -1.0
+        state, norm, fitted = self.state, secants.gradient_norm, proposal.fitted
+        state.length, state.slope, state.norm, state.reach = proposal.length, proposal.descent, norm, -1.0
         self.space.refresh()  # the base may have given the parameters other memory
         self.space.read(self.plain)
-        self.write(weights)
-        self.attempt(replace(record, step_ratio=length / state.norm))
+        self.history.subtract(proposal.weights, self.point)
+        self.residual.write(self.point)
+        coefficient_norm, ratio = hypot(*fitted.values), proposal.length / norm
+        columns = fitted.rank, len(fitted.values)
+        self.attempt(JumpRecord(state.k, norm, norm * proposal.gain, *columns, coefficient_norm, step_ratio=ratio))
         if self.options.safeguard is None:
             self.accept()
 
-    def write(self, weights: Sequence[float], everything: bool = False) -> None:
-        """Set the weights to the last point minus a combination of rows."""
-        self.history.subtract(weights, self.point)
-        self.residual.write(self.point, everything)
-
     def attempt(self, record: JumpRecord) -> None:
-        """Let a jump wait for the next gradient."""
-        self.state.pending, self.record = True, record
+        """Mark a jump as pending: the next gradient decides on it."""
+        self.state.pending, self.record, self.cleared = True, record, False
         self.stats.counts["attempted"] += 1
         self.watch()
 
     def settle(self, secants: Secants) -> bool:
         """Decide on the pending jump by the gradient at its end; False if it does not stay."""
         state = self.state
-        slope = secants.slope(state.reach)
+        slope = state.reach * secants.along_newest
         if slope <= FLATTER * state.slope and secants.gradient_norm <= STEEPER * state.norm:
             self.accept()
             return True
-        state.refusals = MEMORY * state.refusals + 1 - MEMORY
         record, tries = self.record, state.tries
-        self.conclude("gradient")
+        self.refuse()
         if tries < RETRIES and state.refusals <= TOO_MANY and secants.finite:
             self.shorten(secants, slope, record, tries)
         else:
-            self.go_back(secants, tries)
+            changed = tries > 0 and state.proven >= PROBATION and has_changed(secants, tries + 1)
+            self.go_back(changed)
+            if not secants.finite:
+                self.forget()
         return False
+
+    def refuse(self) -> None:
+        """Count a jump that does not stay."""
+        self.state.refusals = MEMORY * self.state.refusals + 1 - MEMORY
+        self.conclude("gradient")
+
+    def gradients_cleared(self) -> None:
+        """Take back a pending jump if its gradient came to no step and is not finite.
+
+        A gradient scaler then leaves the step out, and would do so for ever. Called when gradients are to be cleared;
+        the first time after the jump they belong to the point where it began.
+        """
+        if not self.state.pending or self.overwritten():
+            return
+        if self.cleared and not self.finite_gradients():
+            self.refuse()
+            self.go_back()
+        self.cleared = True
 
     def accept(self) -> None:
         """Let the jump stay."""
@@ -211,7 +202,7 @@ class GradientDriver(GradientMemory):
         self.conclude("")
 
     def forget_momentum(self) -> None:
-        """Zero the base's first moments: they belong to a way that was not taken, and would lead off the end of it."""
+        """Zero the base's first moments: they describe the steps that the jump replaces."""
         states = [self.base.state[p] for p in self.space.params if p in self.base.state]
         kept = [state.get(name) for state in states if isinstance(state, dict) for name in FIRST_MOMENTS]
         if moments := [local_part(x) if is_dtensor(x) else x for x in kept if isinstance(x, Tensor)]:
@@ -223,7 +214,8 @@ class GradientDriver(GradientMemory):
         part = min(max(state.slope / (state.slope + slope) if slope > 0 else 0.0, SHORTEST), LONGEST)
         weights = [0.0] * len(secants.matrix)
         weights[secants.s(secants.slots[0])] = (1 - part) * state.reach
-        self.write(weights, everything=True)
+        self.history.subtract(weights, self.point)
+        self.residual.write(self.point, everything=True)
         state.reach = part / (1 - part)
         state.slope *= part
         state.length *= part
@@ -232,25 +224,22 @@ class GradientDriver(GradientMemory):
         assert record is not None
         self.attempt(replace(record, step_ratio=part * record.step_ratio))
 
-    def go_back(self, secants: Secants, tries: int) -> None:
-        """Return to the plain point, and rest if that was one refusal too many, or if the function has changed."""
+    def go_back(self, changed: bool = False) -> None:
+        """Return to the plain point; rest if that was one refusal too many, for long if the function has changed."""
         state = self.state
         self.space.write(self.plain, everything=True)
         state.radius = state.length / 2
-        if not secants.finite:
-            self.forget()
-        elif state.proven >= PROBATION and tries and has_changed(secants, tries + 1):
+        if changed or state.refusals > TOO_MANY:
             self.rest()
-            state.wait, state.pause = state.pause, LONGER * state.pause
-        if state.refusals > TOO_MANY:
-            self.rest()
+        if changed:
+            self.resting, state.pause = state.pause, LONGER * state.pause
 
     def rest(self) -> None:
         """Leave the next steps to the base, then look again."""
         state = self.state
         self.clear(zero=False)
         state.look = BRIEF_LOOK if state.noisy else LOOK
-        state.wait, state.rest = state.rest, min(2 * state.rest, LONGEST_REST)
+        self.resting, state.rest = state.rest, min(2 * state.rest, LONGEST_REST)
         state.refusals, state.radius = TOO_MANY / 2, inf
 
     # ---------------------------------------------------------------------------------------------- reporting
@@ -303,8 +292,3 @@ class GradientDriver(GradientMemory):
         """Let a pending jump stay, undecided."""
         if self.state.pending:
             self.conclude("outside_write")
-
-
-def describe(step: int, norm: float, gain: float, fitted: Coefficients) -> JumpRecord:
-    """The record of a jump, before it is known how far it goes; residuals are gradients."""
-    return JumpRecord(step, norm, norm * gain, fitted.rank, len(fitted.values), hypot(*fitted.values))

@@ -3,6 +3,10 @@
 It is updated by the products of new rows, never rebuilt, and is the same on all ranks: each multiplies its columns,
 and one small message adds the products up. Lengths and inner products of a candidate follow from the matrix, so that
 a jump is judged before it is formed.
+
+``solve`` finds g = argmin |r - R g| from it. Regularization and rank are relative to the lengths of the columns:
+residuals of deep networks are 1e-3 to 1e-6, where an absolute regularization would silently turn the method off.
+Columns come newest first: one that depends on newer ones is dropped, never the newest.
 """
 
 from collections.abc import Sequence
@@ -15,13 +19,28 @@ import torch
 
 from .._ranks.ranks import Ranks
 from .history import History
-from .solve import Coefficients, solve
 
 COLLINEAR, DISTINCT = 1e-2, 1e-1
 """Squared distances of a column from the span of the others: below the first, products have to be exact; above the
 second, they need not be any more."""
 FITTED = 1e-2
 """The share of |r|^2 that is left, below which products have to be exact."""
+RANK_TOLERANCE = 1e-14
+"""A column of unit length whose squared distance from the span of the newer ones is below this depends on them."""
+
+
+@dataclass(frozen=True)
+class Coefficients:
+    """The solution of one small problem."""
+
+    values: list[float]
+    """g, one number for each column (0 for a dropped one), newest first."""
+    fitted_sq: float
+    """|r|^2 - |r - R g|^2, what a linear map would remove."""
+    rank: int
+    """Columns in use."""
+    least_distance_sq: float = 1.0
+    """The smallest squared distance of a column of unit length from the span of the newer ones."""
 
 
 NO_SOLUTION = Coefficients([], 0.0, 0)
@@ -35,8 +54,6 @@ class Jump:
     """The candidate is the last point minus the rows of Z with these weights."""
     length: float
     """|candidate - w|"""
-    descent: float
-    """Inner product of candidate - w with the residual r."""
 
 
 @dataclass(eq=False)
@@ -55,8 +72,6 @@ class Problem:
     """Where the columns are stored, newest first."""
     matrix: list[list[float]]
     """Products of all rows of Z."""
-    disturbed: bool
-    """Whether somebody else has written to the weights of a pair, on any rank."""
     solution: Coefficients
     """g, newest column first."""
     gain: float = 1.0
@@ -80,7 +95,7 @@ class Problem:
         return self._measured(weights)
 
     def _measured(self, weights: list[float]) -> Jump:
-        """Length and direction of r - e, from the products of the rows that e is made of."""
+        """The jump r - e, whose length follows from the products of the rows that e is made of."""
         size, rate = len(weights) // 2, self.rates[-1]
         products = [
             sum(map(mul, weights, row)) if weight else 0.0 for weight, row in zip(weights, self.matrix, strict=True)
@@ -89,7 +104,7 @@ class Problem:
         e_times_r = rate * sum(map(mul, weights, self.matrix[size]))
         r_sq = self.residual_norm**2
         length_sq = r_sq - 2 * e_times_r + e_times_e
-        return Jump(weights, sqrt(max(length_sq, 0.0)) if isfinite(length_sq) else nan, r_sq - e_times_r)
+        return Jump(weights, sqrt(max(length_sq, 0.0)) if isfinite(length_sq) else nan)
 
 
 def rate_change(coefficients: Sequence[float], rates: Sequence[float]) -> tuple[list[float], float]:
@@ -119,27 +134,26 @@ class Gram:
         """Whether products are formed in float64 although rows are not."""
         self.matrix = [[0.0] * (2 * size + 1) for _ in range(2 * size + 1)]
 
-    def update(self, history: History, ranks: Ranks, regularization: float, disturbed: bool = False) -> Problem:
+    def update(self, history: History, ranks: Ranks, regularization: float) -> Problem:
         """Take in what was stored since the last time, and solve the problem; the same on all ranks.
 
         Products of long rows are formed in their own type, in half the time, as long as that is good enough: errors
         of 1e-6 change the least-squares residual by less than 1e-4 unless columns are nearly collinear, or span r.
         """
-        problem = self._updated(history, ranks, regularization, disturbed)
+        problem = self._updated(history, ranks, regularization)
         if history.exact or not problem.finite:
             return problem
         left = min(problem.solution.least_distance_sq / COLLINEAR, problem.gain**2 / FITTED)
         if left < 1 and not self.exact:
             self.exact, history.fresh = True, history.held
-            return self._updated(history, ranks, regularization, problem.disturbed)
+            return self._updated(history, ranks, regularization)
         if left > DISTINCT / COLLINEAR:
             self.exact = False
         return problem
 
-    def _updated(self, history: History, ranks: Ranks, regularization: float, disturbed: bool) -> Problem:
-        slots = history.newest_first
-        disturbed = self.take_in(history, ranks, disturbed)
-        return self._problem(slots, history.rates, regularization, disturbed)
+    def _updated(self, history: History, ranks: Ranks, regularization: float) -> Problem:
+        self.take_in(history, ranks)
+        return self._problem(history.newest_first, history.rates, regularization)
 
     def take_in(self, history: History, ranks: Ranks, disturbed: bool = False) -> bool:
         """Add the products of new rows, over all ranks; one small message. Returns whether any rank is disturbed."""
@@ -157,13 +171,55 @@ class Gram:
                 self.matrix[i][j] = self.matrix[j][i] = value
         return disturbed
 
-    def _problem(self, slots: list[int], rates: list[float], regularization: float, disturbed: bool) -> Problem:
+    def _problem(self, slots: list[int], rates: list[float], regularization: float) -> Problem:
         matrix, size = self.matrix, self.size
         gram = [[matrix[i][j] for j in slots[: a + 1]] for a, i in enumerate(slots)]
         residual_sq, rhs = matrix[size][size], [matrix[i][size] for i in slots]
         path = sum([sqrt(max(matrix[size + 1 + i][size + 1 + i], 0.0)) for i in slots])
-        posed = Problem(gram, rates[-1] * sqrt(residual_sq), path, rates, slots, matrix, disturbed, NO_SOLUTION)
-        if posed.finite and not disturbed:
+        posed = Problem(gram, rates[-1] * sqrt(residual_sq), path, rates, slots, matrix, NO_SOLUTION)
+        if posed.finite:
             posed.solution = solve(gram, rhs, regularization)
             posed.gain = sqrt(max(1 - posed.solution.fitted_sq / residual_sq, 0.0)) if residual_sq else 0.0
         return posed
+
+
+def solve(gram: Sequence[Sequence[float]], rhs: Sequence[float], regularization: float) -> Coefficients:
+    """Solve from the lower triangle of G = R'R, and b = R'r, by Cholesky factorization.
+
+    In plain Python: at the usual ten columns this takes less time than a handful of tensor operations. Scaling the
+    columns to unit length would change nothing but rounding: tolerance and regularization are relative to them.
+
+    >>> solve([[4.0], [0.0, 1.0]], [8.0, 3.0], regularization=0.0)
+    Coefficients(values=[2.0, 3.0], fitted_sq=25.0, rank=2, least_distance_sq=1.0)
+    """
+    kept: list[int] = []
+    factor: list[list[float]] = []
+    z: list[float] = []
+    least = 1.0
+    for i, column in enumerate(gram):
+        row: list[float] = []
+        for j, other in zip(kept, factor, strict=True):
+            row.append((column[j] - sum(map(mul, row, other))) / other[-1])
+        length_sq = column[i]
+        distance_sq = length_sq - sum(map(mul, row, row))
+        least = min(least, distance_sq / length_sq) if length_sq else 0.0
+        if distance_sq > RANK_TOLERANCE * length_sq:
+            pivot = sqrt(distance_sq + regularization * length_sq)
+            z.append((rhs[i] - sum(map(mul, row, z))) / pivot)
+            kept.append(i)
+            factor.append([*row, pivot])
+    values = [0.0] * len(gram)
+    for i, value in zip(kept, _back_substitute(factor, z), strict=True):
+        values[i] = value
+    penalty = sum(g * g * column[i] for i, (g, column) in enumerate(zip(values, gram, strict=True)))
+    return Coefficients(values, sum(map(mul, values, rhs)) + regularization * penalty, len(kept), least)
+
+
+def _back_substitute(factor: list[list[float]], z: list[float]) -> list[float]:
+    y = list(z)
+    for i in reversed(range(len(y))):
+        row = factor[i]
+        value = y[i] = y[i] / row[i]
+        for j in range(i):
+            y[j] -= value * row[j]
+    return y

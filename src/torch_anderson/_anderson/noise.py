@@ -2,6 +2,7 @@
 function has changed, as it does where a batch is kept for many steps and then replaced.
 """
 
+from .gradient_memory import GradientState
 from .secants import Secants
 
 RECENT, CERTAIN = 3, 6
@@ -18,16 +19,27 @@ CHANGED = 5.0
 """The function has changed if a gradient differs by so many times what curvature explains."""
 
 
-def is_noise(secants: Secants, jumped: bool, noisy: bool) -> bool:
+def is_noise(state: GradientState, secants: Secants) -> bool:
     """Whether gradients change as noise does, not as a smooth loss lets them; jumps leave more room for doubt.
 
     Once there was noise, more pairs are asked: three are symmetric by chance in one of 10 to 100 cases.
     """
-    if jumped:
+    if state.proven:
         return secants.asymmetry(RECENT) > NOISY
-    if noisy:
+    if state.noisy:
         return secants.asymmetry(CERTAIN) > DOUBTFUL
     return secants.asymmetry(RECENT) > SUSPECT or is_doubtful(secants, RECENT)
+
+
+def trusts(state: GradientState, secants: Secants) -> bool:
+    """Whether pairs of jumps are above doubt, which is asked now and then, more seldom after each doubt."""
+    if state.proven < state.trust:
+        return True
+    state.proven = PROBATION
+    if not is_doubtful(secants, len(secants.slots)):
+        return True
+    state.trust *= 2
+    return False
 
 
 def is_doubtful(secants: Secants, pairs: int) -> bool:

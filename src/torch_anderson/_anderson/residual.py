@@ -4,7 +4,8 @@ A kind of residual says what pair (point, residual) a step yields, and whether i
 """
 
 from collections.abc import Sequence
-from math import sqrt
+from enum import Enum, auto
+from math import inf, sqrt
 from typing import NamedTuple
 
 import torch
@@ -93,6 +94,17 @@ class StepResidual:
         return largest(parts) if parts else self.start[0].new_zeros(())
 
 
+class Reading(Enum):
+    """What came of reading a gradient."""
+
+    COMPARABLE = auto()
+    """It is of the same function as those read before, or the first."""
+    NOT_COMPARABLE = auto()
+    NO_GRADIENT = auto()
+    UNKNOWN_DECAY = auto()
+    """It is not known what the base makes of its weight decay, and so where its minimum is."""
+
+
 class Setting(NamedTuple):
     """What a group adds to its gradients."""
 
@@ -130,31 +142,37 @@ class GradientResidual:
         self._base = base
         self._space = space
         self.rates: list[float] = []
-        """The learning rates of the groups when the gradient was last read."""
+        """The learning rates of the groups that take part, when the gradient was last read."""
+        self._functions: list[tuple[bool, float]] | None = None
+        """What these groups added to the gradient then; None if unknown."""
         self._settings: list[list[Setting]] = []
         """Those of the parameters of each block; empty if they add nothing."""
+        self._known = isinstance(base, COUPLED) or type(base).__module__.startswith("torch.optim")
+        """Whether it is known what the base makes of weight decay."""
 
-    def knows_decay(self) -> bool:
-        """Whether it is known what the base makes of its weight decay."""
-        ours = isinstance(self._base, COUPLED) or type(self._base).__module__.startswith("torch.optim")
-        return ours or not any(group.get("weight_decay") for group in self._base.param_groups)
-
-    def read(self, point: Vector, gradient: Vector) -> bool:
-        """Read w and g. Returns whether they can be compared with those read before."""
-        groups = self._base.param_groups
+    def read(self, point: Vector, gradient: Vector) -> Reading:
+        """Read w and g, unless there is no gradient, or not of a function that has its minimum where the base ends."""
+        space, groups = self._space, [group for group in self._base.param_groups if group.get("anderson", True)]
+        if not self._known and any(group.get("weight_decay") for group in groups):
+            return Reading.UNKNOWN_DECAY
+        if space.ranks.size == 1 and all(p.grad is None for p in space.params):
+            return Reading.NO_GRADIENT
         before, self.rates = self.rates, learning_rates(groups)
         most = max(self.rates) or 1.0
         found = [self._setting(group, rate / most) for group, rate in zip(groups, self.rates, strict=True)]
+        functions, self._functions = self._functions, [(setting.maximize, setting.decay) for setting in found]
+        comparable = not before or (functions in (None, self._functions) and same_ratios(before, self.rates))
         self._settings = []
         if any(setting != PLAIN for setting in found):
             owners = {p: found[i] for i, group in enumerate(groups) for p in group["params"]}
-            self._settings = [[owners[p] for p in block.params] for block in self._space.blocks]
-        self._space.read(point)
-        for block, part in zip(self._space.blocks, gradient, strict=True):
+            self._settings = [[owners[p] for p in block.params] for block in space.blocks]
+        space.note_gradients()
+        space.read(point)
+        for block, part in zip(space.blocks, gradient, strict=True):
             block.read_gradients(part)
         if self._settings:
             self._adjust(point, gradient)
-        return not before or same_ratios(before, self.rates)
+        return Reading.COMPARABLE if comparable else Reading.NOT_COMPARABLE
 
     def _setting(self, group: Group, share: float) -> Setting:
         decay = 0.0
@@ -164,7 +182,12 @@ class GradientResidual:
 
     def _adjust(self, point: Vector, gradient: Vector) -> None:
         for block, settings, w, g in zip(self._space.blocks, self._settings, point, gradient, strict=True):
-            weights, gradients = block.pieces(w), block.pieces(g)
+            weights: tuple[Tensor, ...] = (w,)
+            gradients: tuple[Tensor, ...] = (g,)
+            if settings.count(settings[0]) == len(settings):
+                settings = settings[:1]
+            else:
+                weights, gradients = block.pieces(w), block.pieces(g)
             if upward := [x for x, setting in zip(gradients, settings, strict=True) if setting.maximize]:
                 torch._foreach_neg_(upward)
             for decay in {setting.decay for setting in settings} - {0.0}:
@@ -172,14 +195,15 @@ class GradientResidual:
                 torch._foreach_add_([gradients[i] for i in chosen], [weights[i] for i in chosen], alpha=decay)
             if any(setting.root != 1 for setting in settings):
                 torch._foreach_mul_(gradients, [setting.root for setting in settings])
-                torch._foreach_div_(weights, [setting.root or 1.0 for setting in settings])
+                torch._foreach_div_(weights, [setting.root or inf for setting in settings])
 
     def write(self, point: Vector, everything: bool = False) -> None:
         """Set the weights to a point as it was read; ``point`` is overwritten."""
         for block, settings, w in zip(self._space.blocks, self._settings, point, strict=False):
-            roots = [setting.root or 1.0 for setting in settings]
+            roots = [setting.root for setting in settings]
             if any(root != 1 for root in roots):
                 torch._foreach_mul_(block.pieces(w), roots)
+                block.keep(w, [i for i, root in enumerate(roots) if not root])
         self._space.write(point, everything)
 
 

@@ -1,4 +1,4 @@
-"""Tests that a candidate has to pass before it is tried; their numbers are there already."""
+"""Tests that a candidate has to pass before it is tried, from numbers of the Gram matrix alone."""
 
 from math import isfinite
 

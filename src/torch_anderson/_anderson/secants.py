@@ -14,10 +14,10 @@ Vectors never appear here: everything is a combination of rows, whose inner prod
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from math import hypot, isfinite, sqrt
+from math import hypot, inf, isfinite, sqrt
 from operator import mul
 
-from .solve import Coefficients, solve
+from .gram import Coefficients, solve
 
 EXPLAINED = 0.1
 """Below this |g - Y'y| / |g|, the least squares takes part in the jump."""
@@ -30,42 +30,46 @@ Matrix = Sequence[Sequence[float]]
 
 
 @dataclass(frozen=True)
+class Proposal:
+    """A jump in numbers."""
+
+    weights: list[float]
+    """The jump is the negative of the rows' sum with these weights."""
+    length: float
+    descent: float
+    """Inner product of g with that sum: how fast the loss falls at the beginning of the jump."""
+    fitted: Coefficients
+    """y, newest first."""
+    gain: float
+    """|g - Y'y| / |g|"""
+
+
 class Secants:
     """Inner products of the rows: Y in 0 to size - 1, g in row ``size``, S behind it."""
 
-    matrix: Matrix
-    slots: list[int]
-    """Where pairs are stored, newest first."""
-    ridge: float = RIDGE
-
-    @property
-    def g(self) -> int:
+    def __init__(self, matrix: Matrix, slots: list[int], ridge: float = RIDGE):
+        self.matrix = matrix
+        self.slots = slots
+        """Where pairs are stored, newest first."""
+        self.ridge = ridge
+        self.g = len(matrix) // 2
         """The row of the last gradient."""
-        return len(self.matrix) // 2
+        self.gradient_norm = sqrt(matrix[self.g][self.g])
+        """|g|"""
+        self.along_newest = matrix[self.g][self.s(slots[0])]
+        """Inner product of g with the newest difference of points."""
+        rows = [self.g, *slots, *map(self.s, slots)]
+        self.finite = isfinite(sum([matrix[i][i] for i in rows]))
+        """Whether all products are; the diagonal bounds the rest."""
 
     def s(self, slot: int) -> int:
         """The row of a difference of points."""
         return self.g + 1 + slot
 
-    @property
-    def gradient_norm(self) -> float:
-        """|g|"""
-        return sqrt(self.matrix[self.g][self.g])
-
-    @property
-    def finite(self) -> bool:
-        """Whether all products are; the diagonal bounds the rest."""
-        rows = [self.g, *self.slots, *map(self.s, self.slots)]
-        return isfinite(sum(self.matrix[i][i] for i in rows))
-
-    def slope(self, reach: float) -> float:
-        """Inner product of g with ``reach`` times the newest difference of points."""
-        return reach * self.matrix[self.g][self.s(self.slots[0])]
-
     # ------------------------------------------------------------------------------------------------------- noise
 
     def asymmetry(self, pairs: int) -> float:
-        """Of the newest pairs, how far s_i'y_j and s_j'y_i are apart: 0 for a smooth loss, about 0.7 if gradients are noise.
+        """How far s_i'y_j and s_j'y_i of the newest pairs are apart: 0 for a smooth loss, about 0.7 for noise.
 
         For a smooth loss both are s_i'(Hessian) s_j. Under noise one of them is nearly 0: a step depends on the noise
         of gradients before it, never on that of later ones.
@@ -96,25 +100,42 @@ class Secants:
 
     # ------------------------------------------------------------------------------------------------------- jumps
 
+    def propose(self, radius: float = inf) -> Proposal | None:
+        """The jump, no longer than ``radius``; None if there is no way down."""
+        fitted = self.least_squares()
+        gain = sqrt(max(1 - fitted.fitted_sq / self.gradient_norm**2, 0.0))
+        weights = self.jump(fitted, explained=gain < EXPLAINED)
+        if weights is None:
+            return None
+        length, descent = self.length(weights), self.descent(weights)
+        if not isfinite(length) or descent <= 0:
+            return None
+        if length > radius:
+            part = radius / length
+            weights, length, descent = [part * weight for weight in weights], radius, part * descent
+        return Proposal(weights, length, descent, fitted, gain)
+
     def least_squares(self) -> Coefficients:
         """y, newest first."""
         return solve(self._gram(self.slots), [self.matrix[i][self.g] for i in self.slots], self.ridge)
 
-    def jump(self, fitted: Coefficients, gain: float) -> list[float] | None:
-        """Weights of the rows whose sum is the negative of the jump; None if there is no way down."""
+    def jump(self, fitted: Coefficients, explained: bool) -> list[float] | None:
+        """Weights of the rows whose sum is the negative of the jump; None without a pair that defines H.
+
+        ``explained``: whether the least squares takes part.
+        """
         pairs = [i for i in self.slots if self._curved(i)]
         if not pairs:
             return None
-        left, explained = self._zeros(), self._zeros()
+        left, known = self._zeros(), self._zeros()
         left[self.g] = 1.0
-        if gain < EXPLAINED:
+        if explained:
             for i, y in zip(self.slots, fitted.values, strict=True):
-                left[i], explained[self.s(i)] = -y, y
-        if self.descent(explained) < 0:  # towards a saddle or a maximum
-            left, explained = self._zeros(), self._zeros()
+                left[i], known[self.s(i)] = -y, y
+        if self.descent(known) < 0:  # towards a saddle or a maximum
+            left, known = self._zeros(), self._zeros()
             left[self.g] = 1.0
-        weights = [a + b for a, b in zip(explained, self._inverse_times(left, pairs), strict=True)]
-        return weights if self.descent(weights) > 0 and isfinite(self.length(weights)) else None
+        return [a + b for a, b in zip(known, self._inverse_times(left, pairs), strict=True)]
 
     def descent(self, weights: Sequence[float]) -> float:
         """Inner product of g with a combination of rows."""

@@ -146,11 +146,30 @@ class StepDriver(StepMemory):
             point = self.residual.start if passes else self.history.last_point
             self.window.push(point, restart=passes and self.options.period > 1)
         if not passes:
-            self.space.write(self.history.last_point, everything=True)
-            self.trial.take_back(self.base, groups)
-            self.watch()
+            self.go_back(groups)
         self.concluded(record.cause, lambda: record)
         return passes
+
+    def go_back(self, groups: list[dict[str, Any]]) -> None:
+        """Return weights and base to where they were before the jump."""
+        self.space.write(self.history.last_point, everything=True)
+        self.trial.take_back(self.base, groups)
+        self.watch()
+
+    def gradients_cleared(self) -> None:
+        """Take back a pending jump if its gradient came to no step and is not finite.
+
+        A gradient scaler then leaves the step out, and would do so for ever. Called when gradients are to be cleared;
+        the first time after the jump they belong to the point where it began.
+        """
+        if not self.trial.record:
+            return
+        self.notice_outside_writes()
+        if self.trial.record and self.trial.cleared and not self.finite_gradients():
+            record = replace(self.trial.end(), cause="residual")
+            self.go_back(group_values(self.base))
+            self.concluded(record.cause, lambda: record)
+        self.trial.cleared = True
 
     def skipped(self, cause: str, problem: Problem | None = None) -> str:
         """Count and report an acceleration that was not attempted."""

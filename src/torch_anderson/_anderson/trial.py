@@ -16,6 +16,8 @@ from .._tensors.checkpoint import Entries, padded, unpadded
 from .._tensors.members import members, takes_part
 from .residual import StepResidual
 
+CONSTANT = frozenset({int, float, str, bool, type(None)})
+"""Types that need no copy."""
 BASE = "base_"
 """Begins the name of entries that hold the base's state before a pending jump."""
 
@@ -32,11 +34,13 @@ class Trial:
     """The base's state at the jump."""
     record: JumpRecord | None = None
     """The record of the jump that waits; None if there is none."""
+    cleared: bool = False
+    """Whether gradients were cleared since the jump."""
 
     def begin(self, base: Optimizer, norm: float, record: JumpRecord) -> None:
-        """Let a jump wait, whose plain point has a residual of this norm."""
+        """Mark a jump as pending; the residual of its plain point has this norm."""
         self.state.take(base)
-        self.test.norm, self.record = norm, record
+        self.test.norm, self.record, self.cleared = norm, record, False
 
     def end(self) -> JumpRecord:
         """Let it wait no longer; returns its record."""
@@ -161,7 +165,7 @@ def _copied(value: Any, buffer: Any, copies: list[tuple[Tensor, Tensor]]) -> Any
         return {name: _copied(item, None, copies) for name, item in value.items()}
     if isinstance(value, list):
         return [_copied(item, None, copies) for item in value]
-    return value if isinstance(value, (int, float, str, bool, type(None))) else deepcopy(value)
+    return value if type(value) in CONSTANT else deepcopy(value)
 
 
 def _converted(value: Any, param: Tensor) -> Any:
@@ -193,7 +197,8 @@ def _copy_all(copies: list[tuple[Tensor, Tensor]]) -> None:
 def group_values(base: Optimizer) -> list[dict[str, Any]]:
     """The groups' entries as they are now: some optimizers count their steps there."""
     return [
-        {name: _copied(x, None, []) for name, x in group.items() if name != "params"} for group in base.param_groups
+        {name: x if type(x) in CONSTANT else _copied(x, None, []) for name, x in group.items() if name != "params"}
+        for group in base.param_groups
     ]
 
 

@@ -84,6 +84,11 @@ class Block:
         else:  # a conversion makes `cat` four times slower than these
             torch._foreach_copy_(self.pieces(vector), self._views)
 
+    def keep(self, vector: Tensor, chosen: Sequence[int]) -> None:
+        """Copy some of the parameters, by number, to a vector."""
+        for i in chosen:
+            self.pieces(vector)[i].copy_(self._views[i])
+
     def read_gradients(self, vector: Tensor) -> None:
         """Copy the gradients to a vector; a parameter without one counts as 0."""
         found = [None if p.grad is None else self._local_gradient(i, p.grad) for i, p in enumerate(self.params)]
@@ -257,10 +262,6 @@ class Space:
     def touched(self, version: int) -> bool:
         """Whether anybody wrote to the parameters, or gave them other memory, since they had this version."""
         return self.version() != version or any(block.moved_away() for block in self.blocks)
-
-    def squares(self, vector: Vector) -> float:
-        """|vector|^2 over all ranks' columns, in float64; waits for the device."""
-        return float(self.add_up([torch.linalg.vector_norm(part, dtype=torch.float64).square() for part in vector]))
 
     def add_up(self, parts: Sequence[Tensor]) -> Tensor:
         """Sum numbers over blocks, each over the columns that this rank keeps, and over ranks; on the host."""
