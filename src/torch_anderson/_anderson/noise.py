@@ -11,6 +11,8 @@ SUSPECT, NOISY = 0.25, 0.5
 """Asymmetry above which gradients are noise: after plain steps, and after jumps, whose length makes it larger."""
 PROBATION = 6
 """Jumps that have to be accepted before noise is no longer suspected."""
+CLEAR = 0.05
+"""Asymmetry up to which gradients are no noise any more."""
 DOUBTFUL = 0.15
 """Asymmetry above which gradients are noise if the newest is also ..."""
 NEW = 0.5
@@ -27,7 +29,7 @@ def is_noise(state: GradientState, secants: Secants) -> bool:
     if state.proven:
         return secants.asymmetry(RECENT) > NOISY
     if state.noisy:
-        return secants.asymmetry(CERTAIN) > DOUBTFUL
+        return secants.asymmetry(CERTAIN) > (CLEAR if len(secants.slots) >= CERTAIN else DOUBTFUL)
     return secants.asymmetry(RECENT) > SUSPECT or is_doubtful(secants, RECENT)
 
 
