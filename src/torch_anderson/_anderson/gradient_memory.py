@@ -28,8 +28,6 @@ FIRST_REST, LONGEST_REST = 4, 30
 """Base steps of the first rest, and of the longest: each is twice as long as the last, until jumps are accepted."""
 FIRST_PAUSE = 256
 """Base steps of the first rest after the function has changed."""
-FIRST_TRUST = 16
-"""Jumps after which noise may be suspected again, for the first time."""
 
 
 @dataclass
@@ -48,8 +46,8 @@ class GradientState:
     """Length of the next rest."""
     noisy: bool = False
     """Whether gradients were noise when last looked at."""
-    trust: int = FIRST_TRUST
-    """Jumps after which noise may be suspected again."""
+    smooth: bool = False
+    """Whether many jumps in a row were accepted, so that noise would be something new."""
     pause: int = FIRST_PAUSE
     """Length of the next rest after the function has changed."""
     refusals: float = 0.0

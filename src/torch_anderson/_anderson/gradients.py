@@ -25,8 +25,8 @@ from .._driver import logger
 from .._ranks.placement import is_dtensor, local_part
 from .._records import JumpRecord
 from .._tensors.checkpoint import Entries
-from .gradient_memory import BRIEF_LOOK, FIRST_REST, FIRST_TRUST, LONGEST_REST, LOOK, GradientMemory
-from .noise import CERTAIN, PROBATION, has_changed, is_noise, trusts
+from .gradient_memory import BRIEF_LOOK, FIRST_REST, LONGEST_REST, LOOK, GradientMemory
+from .noise import CERTAIN, PROBATION, has_changed, is_noise
 from .residual import Reading
 from .secants import COARSE_RIDGE, RIDGE, Proposal, Secants
 
@@ -35,6 +35,8 @@ FLATTER, STEEPER = 0.3, 4.0
 as long."""
 RETRIES = 2
 """A refused jump is shortened this many times before the weights return to the plain point."""
+PATIENCE = 6
+"""The same where jumps have led so far that the base alone might be unstable."""
 SHORTEST, LONGEST = 0.1, 0.5
 """Limits of the part of a refused jump that is tried next."""
 GROWTH = 4.0
@@ -123,12 +125,10 @@ class GradientDriver(GradientMemory):
             self.skip("converged", secants)
         elif state.proven < PROBATION and is_noise(state, secants):
             self.skip("noisy", secants)
-            state.noisy, state.trust = state.noisy or state.proven == 0, FIRST_TRUST
+            state.noisy = state.proven == 0 and not state.smooth
             self.rest()
         elif state.noisy and self.history.pairs <= CERTAIN:
             state.look = CERTAIN + 1 - self.history.pairs
-        elif not trusts(state, secants):
-            state.look, state.proven = LOOK, 0
         elif (proposal := secants.propose(state.radius)) is None:
             self.skip("no_descent", secants)
         else:
@@ -163,10 +163,12 @@ class GradientDriver(GradientMemory):
             return True
         record, tries = self.record, state.tries
         self.refuse()
-        if tries < RETRIES and state.refusals <= TOO_MANY and secants.finite:
+        proven = state.proven >= PROBATION
+        changed = tries > 0 and proven and has_changed(secants, tries + 1)
+        again = tries < PATIENCE if proven else tries < RETRIES and state.refusals <= TOO_MANY
+        if again and not changed and secants.finite:
             self.shorten(secants, slope, record, tries)
         else:
-            changed = tries > 0 and state.proven >= PROBATION and has_changed(secants, tries + 1)
             self.go_back(changed)
             if not secants.finite:
                 self.forget()
@@ -197,7 +199,8 @@ class GradientDriver(GradientMemory):
         state.rest = FIRST_REST if state.refusals < CALM else state.rest
         state.radius = GROWTH * state.length
         state.proven += 1
-        state.noisy = state.noisy and state.proven < PROBATION
+        state.smooth = state.smooth or state.proven == PROBATION
+        state.noisy = state.noisy and not state.smooth
         self.forget_momentum()
         self.conclude("")
 
@@ -232,7 +235,7 @@ class GradientDriver(GradientMemory):
         if changed or state.refusals > TOO_MANY:
             self.rest()
         if changed:
-            self.resting, state.pause = state.pause, LONGER * state.pause
+            self.resting, state.pause, state.smooth = state.pause, LONGER * state.pause, False
 
     def rest(self) -> None:
         """Leave the next steps to the base, then look again."""

@@ -30,23 +30,8 @@ def is_noise(state: GradientState, secants: Secants) -> bool:
         return secants.asymmetry(RECENT) > NOISY
     if state.noisy:
         return secants.asymmetry(CERTAIN) > (CLEAR if len(secants.slots) >= CERTAIN else DOUBTFUL)
-    return secants.asymmetry(RECENT) > SUSPECT or is_doubtful(secants, RECENT)
-
-
-def trusts(state: GradientState, secants: Secants) -> bool:
-    """Whether pairs of jumps are above doubt, which is asked now and then, more seldom after each doubt."""
-    if state.proven < state.trust:
-        return True
-    state.proven = PROBATION
-    if not is_doubtful(secants, len(secants.slots)):
-        return True
-    state.trust *= 2
-    return False
-
-
-def is_doubtful(secants: Secants, pairs: int) -> bool:
-    """Whether so many pairs may be noise; if they belong to jumps, a few plain steps will tell."""
-    return secants.asymmetry(pairs) > DOUBTFUL and secants.novelty() > NEW
+    asymmetry = secants.asymmetry(RECENT)
+    return asymmetry > SUSPECT or (asymmetry > DOUBTFUL and secants.novelty() > NEW)
 
 
 def has_changed(secants: Secants, tried: int) -> bool:
