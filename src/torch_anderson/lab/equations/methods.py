@@ -1,22 +1,30 @@
 """The optimizers that are compared. A method runs on a ``Clock``, which ends the run when its time is used up."""
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from functools import partial
 from importlib.util import find_spec
+from itertools import count, repeat
 from typing import Any
 
 import torch
+from torch import Tensor
 from torch.optim import Adam, Optimizer
 
 from torch_anderson import GaussNewton, Objective
 
 from .clock import Clock
+from .levenberg_marquardt import PACKAGE, levenberg_marquardt
 from .problems import Case, Problem
+from .quasi_newton import Points, lbfgs, ssbroyden
 
-RATES = {"adam": (1e-3, 3e-3, 1e-2), "soap": (1e-3, 3e-3, 1e-2)}
+RATES = {"adam": (1e-3, 3e-3, 1e-2, 3e-2), "soap": (1e-3, 3e-3, 1e-2, 3e-2)}
 """Learning rates that the peers are tried with."""
+PERIOD = 100
+"""Iterations of quasi-Newton methods for which points stay."""
+BATCH = 128
+Closures = Callable[[Case], Iterator[Any]]
 LABELS = {"adam": "Adam", "soap": "SOAP"}
 
 
@@ -64,14 +72,13 @@ def gauss_newton(base: str, clock: Clock, rate: float) -> None:
         clock.tick(optimizer.step(objective))
 
 
-def first_order(base: str, clock: Clock, rate: float, *, cosine: bool = False, retain: bool = False) -> None:
-    """The base alone, with points drawn at every step."""
-    objective = Objective(clock.case.model, **(retaining(clock.case) if retain else clock.case.terms))
+def first_order(base: str, closures: Closures, clock: Clock, rate: float, *, cosine: bool = False) -> None:
+    """The base alone."""
     optimizer = base_optimizer(base, clock.case, rate)
-    while True:
+    for closure in closures(clock.case):
         if cosine:
             set_rate(optimizer, rate * (1 + math.cos(math.pi * clock.share)) / 2)
-        clock.tick(optimizer.step(objective))
+        clock.tick(optimizer.step(closure))
 
 
 def set_rate(optimizer: Optimizer, rate: float) -> None:
@@ -80,9 +87,46 @@ def set_rate(optimizer: Optimizer, rate: float) -> None:
         group["lr"] = rate
 
 
-def retaining(case: Case) -> dict[str, Any]:
-    """The terms with samples that stay where residuals are large."""
-    return {name: term if term.fixed else replace(term, retain=True) for name, term in case.terms.items()}
+# Losses for first-order methods, each as a closure for every step
+
+
+def objective_closures(case: Case) -> Iterator[Any]:
+    """The objective, which draws points at every step."""
+    return repeat(Objective(case.model, **case.terms))
+
+
+def retaining_closures(case: Case) -> Iterator[Any]:
+    """Points with large residuals stay."""
+    terms = {name: term if term.fixed else replace(term, retain=True) for name, term in case.terms.items()}
+    return repeat(Objective(case.model, **terms))
+
+
+def traced_closures(case: Case) -> Iterator[Any]:
+    """As the objective, traced once."""
+    points = Points(case, retain=False)
+    return (points.draw(keep=False) for _ in count())
+
+
+def data_closures(case: Case, batch: int | None = None) -> Iterator[Any]:
+    """All rows of a regression, or random ones; one ordinary forward pass."""
+    inputs, targets = case.terms["fit"].samples  # type: ignore[misc]
+
+    def closure(rows: Tensor | slice) -> Tensor:
+        case.model.zero_grad()
+        loss = (case.model(inputs[rows]) - targets[rows]).square().sum(1).mean()
+        loss.backward()
+        return loss.detach()
+
+    while True:
+        yield partial(closure, torch.randint(len(inputs), (batch,)) if batch else slice(None))
+
+
+def usual_closures(case: Case) -> Iterator[Any]:
+    """What users write: an ordinary forward pass for regressions, the objective for equations."""
+    return data_closures(case) if case.centred else objective_closures(case)
+
+
+# The tables
 
 
 def ours() -> list[Method]:
@@ -94,22 +138,33 @@ def ours() -> list[Method]:
     ]
 
 
-def first_order_methods() -> list[Method]:
-    """Adam and SOAP at several rates: constant, with a cosine schedule, and that with retained points."""
-    found = []
-    for base, label in LABELS.items():
-        rates, run = RATES[base], partial(first_order, base)
-        cosine = partial(run, cosine=True)
-        found += [
-            Method(base, label, run, rates, family=base),
-            Method(f"{base}-cosine", f"{label}, cosine schedule", cosine, rates, family=base, scheduled=True),
-            Method(f"{base}-retain", f"{label}, cosine schedule, retained points", partial(cosine, retain=True), rates,
-                   family=base, scheduled=True, suits=lambda problem: problem.drawn),
-        ]  # fmt: skip
-    return found
+def variants(base: str, label: str) -> Iterator[Method]:
+    """Adam or SOAP at several rates: constant, and with a cosine schedule, on several kinds of losses."""
+    yield Method(base, label, partial(first_order, base, usual_closures), RATES[base], family=base)
+    kinds: list[tuple[str, str, Closures, Callable[[Problem], bool]]] = [
+        ("cosine", "cosine", usual_closures, lambda problem: True),
+        ("retain", "cosine, retained points", retaining_closures, lambda problem: problem.drawn),
+        ("traced", "cosine, traced residuals", traced_closures, lambda problem: not problem.data),
+        ("batches", f"cosine, batches of {BATCH}", partial(data_closures, batch=BATCH), lambda problem: problem.data),
+    ]
+    for name, words, closures, suits in kinds:
+        run = partial(first_order, base, closures, cosine=True)
+        yield Method(
+            f"{base}-{name}", f"{label}, {words}", run, RATES[base], family=base, scheduled=True, suits=suits
+        )  # fmt: skip
 
 
-METHODS = {method.name: method for method in (*ours(), *first_order_methods())}
+def second_order() -> list[Method]:
+    """Peers that use curvature."""
+    return [
+        Method("adam-lbfgs", "Adam, then L-BFGS", partial(lbfgs, PERIOD)),
+        Method("ssbroyden", "Adam, then self-scaled Broyden", partial(ssbroyden, PERIOD)),
+        Method("levenberg-marquardt", "torch-levenberg-marquardt", levenberg_marquardt, needs=(PACKAGE,)),
+    ]
+
+
+ALL = (*ours(), *(each for item in LABELS.items() for each in variants(*item)), *second_order())
+METHODS = {method.name: method for method in ALL}
 
 
 def warm_up() -> None:
