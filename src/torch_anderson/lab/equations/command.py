@@ -14,6 +14,7 @@ from ..runner import named
 from ..screen import complain, duration, tell
 from ..sweep import check_writable
 from .methods import METHODS, Method, missing
+from .page import show_page
 from .problems import Problem
 from .race import Entry, entries
 from .scores import best_rates
@@ -51,6 +52,8 @@ def carry_out(
             return False
         check_writable(results)
         failed = not make(console, {results: left}, processes)
+    if only != "runs":
+        show_page(console, results, out)
     return failed
 
 

@@ -87,9 +87,12 @@ def ssbroyden(period: int, clock: Clock, rate: float, *, retain: bool = True) ->
     points = warmed_up(clock, retain)
     parameters = list(clock.case.model.parameters())
     point = nn.utils.parameters_to_vector(parameters).detach().numpy()
-    inverse = np.eye(len(point))
+    inverse: Vector | None = None
     while True:
         surface = Surface(points.draw(), parameters)
+        if inverse is None:
+            # The first step has length 1: the scaling below lets the matrix grow, but not shrink.
+            inverse = np.eye(len(point)) / max(1.0, float(np.linalg.norm(surface.gradient(point))))
         count = 0
         for count, state in enumerate(broyden_iterations(surface, point, inverse), 1):
             surface.go_to(state.point)
@@ -98,7 +101,7 @@ def ssbroyden(period: int, clock: Clock, rate: float, *, retain: bool = True) ->
             if count == period and not points.fixed:
                 break
         if count < 2:  # no progress along the quasi-Newton direction: begin again
-            inverse[:] = np.eye(len(point))
+            inverse = None
             clock.tick()
 
 

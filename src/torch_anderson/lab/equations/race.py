@@ -4,6 +4,7 @@ from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 from functools import cache
+from importlib.metadata import version
 from typing import Any
 
 import torch
@@ -70,7 +71,13 @@ def run(entry: Entry) -> Record:
         with suppress(Spent):
             method.run(clock, entry.rate or 0.0)
         arrays = {ARRAYS: {"predicted": case.predicted().numpy()}} if problem.picture else {}
-        return asdict(entry) | measured(clock) | arrays
+        packages = {name: version(distribution(name)) for name in (*problem.needs, *method.needs)}
+        return asdict(entry) | measured(clock) | {"packages": packages} | arrays
+
+
+def distribution(module: str) -> str:
+    """The name under which a package is installed."""
+    return module.replace("_", "-")
 
 
 def measured(clock: Clock) -> Record:
