@@ -31,7 +31,7 @@ def marks(seconds: float) -> list[float]:
 class Clock:
     """Counts the processor time of a method and takes the error of its weights now and then, which is not counted."""
 
-    def __init__(self, case: Case, seconds: float) -> None:
+    def __init__(self, case: Case, seconds: float, *, pictures: bool = False) -> None:
         self.case, self.seconds = case, seconds
         self.waiting = marks(seconds)
         self.steps = 0
@@ -40,6 +40,8 @@ class Clock:
         self.errors: list[float] = []
         self.losses: list[float] = []
         """The last known loss at these times; NaN where the method does not tell."""
+        self.pictures: dict[str, Any] | None = {} if pictures else None
+        """Errors at all test points at the times of the tables and at the end, if wanted."""
         self.optimizer: Any = None
         """The method's optimizer, for its counters; set by the method."""
         self._not_counted = 0.0
@@ -61,9 +63,13 @@ class Clock:
         now = self.elapsed
         if now < self.waiting[0]:
             return
-        self.waiting = [mark for mark in self.waiting if mark > now]
+        passed = [mark for mark in self.waiting if mark <= now]
+        self.waiting = self.waiting[len(passed) :]
         begin = time.process_time()
         self.measure(now, loss)
+        if self.pictures is not None:
+            kept = [mark for mark in passed if mark in REPORTED or mark == self.seconds]
+            self.pictures |= {f"{mark:g}": self.case.difference().float().numpy() for mark in kept}
         self._not_counted += time.process_time() - begin
         if not self.waiting or not math.isfinite(self.errors[-1]):
             raise Spent

@@ -20,6 +20,8 @@ from .scores import FAILED, OURS, Score, Scores, error_at
 from .surrogates import PROBLEMS
 
 PICTURED = "burgers2d"
+SHOWN = ("adam", "soap", OURS)
+"""Families and method in the picture."""
 LINES: dict[str, tuple[str, str]] = {
     "gauss-newton-adam": ("GaussNewton(Adam)", "#d55e00"),
     "gauss-newton-soap": ("GaussNewton(SOAP)", "#cc79a7"),
@@ -41,7 +43,7 @@ def draw_errors(scores: Scores, problems: Sequence[Problem]) -> Figure:
             draw_problem(axes, scores, problem)
         panels[0].set_ylabel("test RMSE / deviation" if problems[0].data else "relative L2 error")
         figure.supxlabel("processor seconds")
-        figure.legend(*legend(panels), loc="outside upper center", ncols=4)
+        figure.legend(*legend(panels), loc="outside upper center", ncols=min(4, 1 + len(problems)))
     return figure
 
 
@@ -119,33 +121,28 @@ def shape() -> tuple[int, int]:
 
 
 def pictured(scores: Scores, results: Path) -> tuple[float, dict[str, Any]] | None:
-    """The longest time for which there are predictions of all three, and their errors on the same seed."""
-    lengths = {each["seconds"] for each in scores.records if each["problem"] == PICTURED}
-    for seconds in sorted(lengths, reverse=True):
-        found = [scored_at_end(scores, name, seconds) for name in ("adam", "soap", OURS)]
-        if any(score is None for score in found):
+    """The longest time at which errors of all three were kept, and these on the seed that is most typical of ours."""
+    if not any(each["problem"] == PICTURED for each in scores.records):
+        return None
+    for seconds in reversed(scores.times(PICTURED)):
+        found = {name: scores.at(PICTURED, scores.family(PICTURED, name) or [name], seconds) for name in SHOWN}
+        chosen = {name: score for name, score in found.items() if score is not None}
+        if len(chosen) < len(SHOWN):
             continue
-        chosen = [score for score in found if score is not None]
-        seeds = set.intersection(*(set(score.errors) for score in chosen))
-        for seed in sorted(seeds, key=lambda seed: abs(math.log(chosen[-1].errors[seed] / chosen[-1].mean))):
-            arrays = [prediction(results, score, seed) for score in chosen]
-            if all(array is not None for array in arrays):
-                exact = burgers_solution()[1].numpy().reshape(shape())
-                labels = [LINES[name][0] for name in ("adam", "soap", OURS)]
-                return seconds, {label: array - exact for label, array in zip(labels, arrays, strict=True)}
+        ours = chosen[OURS]
+        seeds = set.intersection(*(set(score.errors) for score in chosen.values()))
+        for seed in sorted(seeds, key=lambda seed: abs(math.log(ours.errors[seed] / ours.mean))):
+            maps = {LINES[name][0]: error_map(results, score, seed, seconds) for name, score in chosen.items()}
+            if all(each is not None for each in maps.values()):
+                return seconds, maps
     return None
 
 
-def scored_at_end(scores: Scores, name: str, seconds: float) -> Score | None:
-    """The best variant of a method or family among runs of exactly this length."""
-    same = Scores(each for each in scores.records if each["problem"] == PICTURED and each["seconds"] == seconds)
-    return same.at(PICTURED, same.family(PICTURED, name) or [name], seconds)
-
-
-def prediction(results: Path, score: Score, seed: int) -> Any:
-    """What a run had learned at its end; None if it was not kept."""
+def error_map(results: Path, score: Score, seed: int, seconds: float) -> Any:
+    """The errors of a run at all test points at this time; None if they were not kept."""
     path = arrays_file(results, Entry(PICTURED, score.method, score.rate, seed, score.length))
     if not path.exists():
         return None
     with np.load(path) as arrays:
-        return arrays["predicted"].reshape(shape())
+        name = f"{seconds:g}"
+        return arrays[name].reshape(shape()) if name in arrays else None

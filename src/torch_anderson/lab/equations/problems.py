@@ -47,13 +47,13 @@ class Case:
         return float((self.expected - self.expected.mean(0) if self.centred else self.expected).norm())
 
     @torch.no_grad()
-    def predicted(self) -> Tensor:
-        """The model at the test points."""
-        return self.model(self.points).reshape(self.expected.shape)
+    def difference(self) -> Tensor:
+        """The model minus what is expected at the test points."""
+        return self.model(self.points).reshape(self.expected.shape) - self.expected
 
     def error(self) -> float:
         """The relative error in the L2 norm; for surrogates the RMSE in standard deviations of the targets."""
-        return float((self.predicted() - self.expected).norm()) / self.size
+        return float(self.difference().norm()) / self.size
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -71,7 +71,7 @@ class Problem:
     needs: tuple[str, ...] = ()
     """Packages that must be importable."""
     picture: tuple[int, int] | None = None
-    """Shape of the test grid, if predictions are kept for pictures."""
+    """Shape of the test grid, if errors are kept for pictures."""
 
     @property
     def data(self) -> bool:

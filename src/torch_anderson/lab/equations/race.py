@@ -67,12 +67,11 @@ def run(entry: Entry) -> Record:
         once()
         torch.manual_seed(entry.seed)
         case = problem.build()
-        clock = Clock(case, entry.seconds)
+        clock = Clock(case, entry.seconds, pictures=problem.picture is not None)
         with suppress(Spent):
             method.run(clock, entry.rate or 0.0)
-        arrays = {ARRAYS: {"predicted": case.predicted().numpy()}} if problem.picture else {}
         packages = {name: version(distribution(name)) for name in (*problem.needs, *method.needs)}
-        return asdict(entry) | measured(clock) | {"packages": packages} | arrays
+        return asdict(entry) | measured(clock) | {"packages": packages, ARRAYS: clock.pictures}
 
 
 def distribution(module: str) -> str:
