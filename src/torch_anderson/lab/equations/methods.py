@@ -16,7 +16,7 @@ from torch_anderson import GaussNewton, Objective
 
 from .clock import Clock
 from .levenberg_marquardt import PACKAGE, levenberg_marquardt
-from .problems import Case, Problem
+from .problems import Case, Problem, burgers
 from .quasi_newton import Points, lbfgs, ssbroyden
 
 RATES = {"adam": (1e-3, 3e-3, 1e-2, 3e-2), "soap": (1e-3, 3e-3, 1e-2, 3e-2)}
@@ -171,10 +171,7 @@ def warm_up() -> None:
     """Use what is loaded at its first use: these seconds belong to the process, not to a method."""
     import pytorch_optimizer  # noqa: F401
 
-    from torch_anderson import Term
-
-    model = torch.nn.Linear(1, 1, dtype=torch.float64)
-    points = torch.ones(2, 1, dtype=torch.float64)
-    objective = Objective(model, fit=Term(lambda u, x: torch.func.grad(u)(x).sum() + u(x), points))
-    GaussNewton(Adam(model.parameters())).step(objective)
-    Adam(model.parameters()).step(objective)
+    case = burgers()
+    objective = Objective(case.model, **case.terms)
+    GaussNewton(Adam(case.model.parameters())).step(objective)
+    Adam(case.model.parameters()).step(next(traced_closures(case)))

@@ -4,6 +4,7 @@ from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 from functools import cache
+from importlib import import_module
 from importlib.metadata import version
 from typing import Any
 
@@ -65,6 +66,8 @@ def run(entry: Entry) -> Record:
     problem, method = PROBLEMS[entry.problem], METHODS[entry.method]
     with one_thread(), torch.random.fork_rng(devices=[]):
         once()
+        for name in method.needs:
+            import_module(name)
         torch.manual_seed(entry.seed)
         case = problem.build()
         clock = Clock(case, entry.seconds, pictures=problem.picture is not None)
