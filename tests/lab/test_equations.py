@@ -130,10 +130,10 @@ def relative(a, b):
 
 
 def test_the_references_converge_like_spectral_methods():
-    ac = [references.allen_cahn(n, 20, 50)[:, :: n // 128] for n in (512, 1024, 2048)]
-    assert relative(ac[0], ac[2]) < 1e-5 and relative(ac[1], ac[2]) < 3e-7
-    assert relative(ac[2], references.allen_cahn(2048, 20, 100)[:, ::16]) < 1e-10, "steps in time"
-    kdv = [references.korteweg_de_vries(n, 20, 400)[:, :: n // 128] for n in (128, 256, 512)]
+    ac = [references.allen_cahn(n, 10, 50)[:, :: n // 128] for n in (512, 1024, 2048)]
+    assert relative(ac[0], ac[2]) < 3e-7 and relative(ac[1], ac[2]) < 3e-9
+    assert relative(ac[2], references.allen_cahn(2048, 10, 100)[:, ::16]) < 1e-9, "steps in time"
+    kdv = [references.korteweg_de_vries(n, 10, 800)[:, :: n // 128] for n in (128, 256, 512)]
     assert relative(kdv[0], kdv[2]) < 1e-4 and relative(kdv[1], kdv[2]) < 1e-10
 
 
@@ -233,9 +233,11 @@ def test_every_method_learns(name, tiny):
         pytest.skip(reason)
     for problem in ("tiny", "table"):
         if method.suits(PROBLEMS[problem]):
-            record = Entry(problem, name, method.rates[-2 if len(method.rates) > 1 else 0], 0, 1.0).make()
+            several = len(method.rates) > 1
+            seconds = 0.3 if several and not name.endswith("traced") else 1.0  # others have a set-up
+            record = Entry(problem, name, method.rates[-2 if several else 0], 0, seconds).make()
             assert record["steps"] > 1 and record["errors"][-1] < 0.9 * PROBLEMS[problem].build().error()
-            assert record["times"][-1] >= 1.0 and len(record["times"]) == len(record["errors"])
+            assert record["times"][-1] >= seconds and len(record["times"]) == len(record["errors"])
 
 
 def test_a_traced_loss_is_the_objective():
