@@ -1,7 +1,7 @@
 """Quasi-Newton peers in float64: Adam then L-BFGS, and Adam then self-scaled Broyden.
 
 Both fit points that stay for some iterations, on traced losses. When points are drawn anew, those with large residuals
-stay: without that, both were seen to be worse.
+stay: without that, self-scaled Broyden was far worse on Burgers' equation (one seed).
 """
 
 import math
