@@ -71,7 +71,7 @@ def gradient_options(draw: st.DrawFn) -> dict[str, Any]:
     return {
         "residual": "gradient",
         "period": draw(st.sampled_from([1, 1, 1, 2, 3])),
-        "history_size": draw(st.integers(1, 5)),
+        "history_size": draw(st.integers(2, 5)),
         "warmup": draw(st.sampled_from([0, 0, 1, 4])),
         "safeguard": draw(st.sampled_from(["gradient", "gradient", None])),
     }

@@ -13,6 +13,7 @@ pytest.importorskip("joblib")
 pytest.importorskip("matplotlib")
 pytest.importorskip("sklearn")
 
+from torch_anderson.lab import jobs, lines
 from torch_anderson.lab.whole_batch import command, race, store, sweep
 from torch_anderson.lab.whole_batch.batches import JUDGED, STEPS, Batched, Ending, batched, rows
 from torch_anderson.lab.whole_batch.methods import METHODS, Meter, Spent, lbfgs, stepwise, unwrapped
@@ -162,7 +163,7 @@ def test_losses_are_those_at_the_weights_of_each_gradient():
 def test_a_diverging_run_ends_early_and_is_kept():
     record = race.run(Entry("least-squares", "sgd", 30.0, 0))
     assert len(record["losses"]) < 300 and not math.isfinite(record["losses"][-1])
-    assert store.plain(record)["losses"][-1] is None
+    assert lines.plain(record)["losses"][-1] is None
 
 
 # Records
@@ -176,7 +177,7 @@ def make_all(entries, folder, processes=1):
     """Make what is not there; returns the names of the runs that were made."""
     made = []
     left, problems = sweep.unfinished(entries, folder)
-    sweep.sweep(left, folder, processes, lambda outcome: made.append(outcome))
+    jobs.sweep(left, folder, processes, lambda outcome: made.append(outcome))
     return made, problems
 
 
@@ -191,9 +192,9 @@ def test_runs_that_are_there_are_not_made_again(tmp_path):
 def test_a_damaged_line_costs_its_own_run_alone(tmp_path):
     folder = tmp_path / store.FAMILY_FOLDER
     make_all(some_entries(), folder)
-    path = store.file_of(folder, "least-squares", "sgd")
-    lines = path.read_text().splitlines()
-    path.write_text("\n".join([lines[0], lines[1][:100], '{"problem": "least-squares"}', lines[3]]))
+    path = lines.file_of(folder, "least-squares", "sgd")
+    whole = path.read_text().splitlines()
+    path.write_text("\n".join([whole[0], whole[1][:100], '{"problem": "least-squares"}', whole[3]]))
     (folder / "least-squares" / "adam.jsonl").mkdir()
     made, problems = make_all(some_entries(), folder)
     assert [outcome.job.rate for outcome in made] == [0.03, 0.1]
@@ -211,7 +212,7 @@ def test_a_run_that_fails_does_not_stop_the_others(tmp_path, monkeypatch):
 
 
 def test_a_file_that_cannot_be_written_costs_its_own_runs_alone(tmp_path):
-    store.file_of(tmp_path, "least-squares", "sgd").mkdir(parents=True)
+    lines.file_of(tmp_path, "least-squares", "sgd").mkdir(parents=True)
     made, _ = make_all(some_entries(), tmp_path)
     assert [outcome.job.method for outcome in made if outcome.record] == ["cg"]
     assert all("cannot be kept" in outcome.error for outcome in made if not outcome.record)
@@ -365,13 +366,13 @@ def test_problems_without_samples_to_choose_from_are_no_part_of_the_study_of_bat
 def test_the_page_has_tables_and_figures_of_what_is_there(tmp_path):
     origin = {"date": "2026-01-02T03:04:05+00:00", "versions": {"torch": "2.13"}, "hardware": {"cpu": "Imaginary CPU"}}
     for record in family_records():
-        store.append(tmp_path / store.FAMILY_FOLDER, record | origin)
+        lines.append(tmp_path / store.FAMILY_FOLDER, record | origin)
     ending = Ending("mlp", "anderson-sgd", 0)
     measured = {"first": 12, "noisy": 0, "cpu_seconds": 1.0, "stats": {}}
-    store.append(tmp_path / store.ENDINGS_FOLDER, vars(ending) | measured | origin)
+    lines.append(tmp_path / store.ENDINGS_FOLDER, vars(ending) | measured | origin)
     for method in ("sgd", "anderson-sgd"):
         measured = {"final": 0.5, "samples": 1797, "cpu_seconds": 1.0, "stats": {}}
-        store.append(tmp_path / store.BATCHES_FOLDER, vars(Batched("softmax", method, 64, 0)) | measured | origin)
+        lines.append(tmp_path / store.BATCHES_FOLDER, vars(Batched("softmax", method, 64, 0)) | measured | origin)
     page, problems = build_page(tmp_path, tmp_path / "page")
     text = page.read_text()
     assert not problems and {"rates.png", "batches.png"} <= {path.name for path in page.parent.iterdir()}
@@ -416,6 +417,6 @@ def test_the_command_makes_runs_and_a_page(capsys, tmp_path):
 
     words = ["whole-batch", "--problems", "least-squares", "--methods", "cg", "lbfgs-10", "--seeds", "0", "--jobs", "1"]
     assert main([*words, "--results", str(tmp_path / "runs"), "--out", str(tmp_path / "page")]) == 0
-    lines = [json.loads(line) for line in capsys.readouterr().out.splitlines() if line.startswith("{")]
-    assert [line["method"] for line in lines] == ["cg", "lbfgs-10"]
+    printed = [json.loads(line) for line in capsys.readouterr().out.splitlines() if line.startswith("{")]
+    assert [line["method"] for line in printed] == ["cg", "lbfgs-10"]
     assert "nonlinear CG" in (tmp_path / "page" / "README.md").read_text()

@@ -1,5 +1,5 @@
-"""The command line: ``torch-anderson`` and a command: list, run, compare, study, large-batch, whole-batch, tune, report
-or bench.
+"""The command line: ``torch-anderson`` and a command: list, run, compare, study, large-batch, whole-batch,
+equations, tune, report or bench.
 
 Modules that take a while to import are imported where they are used, so that ``--help`` answers soon.
 """
@@ -214,6 +214,39 @@ class WholeBatch:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Equations:
+    """Solve equations and fit surrogates in a given processor time with several optimizers; then make the page."""
+
+    problems: Annotated[tuple[str, ...], arg(metavar="PROBLEM ...")] = ()
+    """Equations and surrogates, as in burgers2d or helmholtz. Default: all."""
+    methods: Annotated[tuple[str, ...], arg(metavar="METHOD ...")] = ()
+    """Optimizers, as in gauss-newton-adam, soap or adam-lbfgs. Default: all."""
+    seeds: str = "0:3"
+    """As in 7, or 0,3,5, or 0:20 (without 20). Seeds from 100 on are for tuning and are not shown on the page."""
+    seconds: float = 120.0
+    """Processor time of each run. A long run contains the short ones, except for methods with a schedule."""
+    best: bool = False
+    """Only the best learning rate of each method, as far as runs of its rates are there, instead of all rates."""
+    jobs: int | None = None
+    """Runs at the same time on this machine. Default: one for each core."""
+    results: Path = Path("results") / "equations"
+    """Folder for the runs; those that are there are not made again."""
+    out: Path = Path("docs") / "results" / "equations"
+    """Folder for the page."""
+    only: Literal["runs", "page"] | None = None
+    """Make the runs alone, or the page alone."""
+    dry_run: bool = False
+    """Print the number of runs and their estimated time, and stop there."""
+
+    def __call__(self, console: Console) -> int:
+        """Carry it out; returns the exit code. Some failed runs are no reason to withhold the rest."""
+        from .equations.command import carry_out
+
+        failed = carry_out(console, **vars(self))
+        return SOME_FAILED if failed else OK
+
+
+@dataclass(frozen=True, kw_only=True)
 class Tune(Engine):
     """Find the learning rates of the base and its peers on seeds that are not reported, and print them."""
 
@@ -300,6 +333,7 @@ COMMANDS: dict[str, Callable[..., Any]] = {
     "study": Study,
     "large-batch": LargeBatch,
     "whole-batch": WholeBatch,
+    "equations": Equations,
     "tune": Tune,
     "report": Report,
     "bench": Bench,

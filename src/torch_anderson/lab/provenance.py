@@ -1,7 +1,7 @@
 """Provenance of the numbers of a report: commands, versions, machines, dates, and what is missing."""
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from datetime import UTC, datetime
 from importlib.metadata import version
 from pathlib import Path
@@ -41,6 +41,21 @@ def distinct(texts: Iterable[str]) -> list[str]:
     counts = Counter(texts)
     several = len(counts) > 1
     return [f"{text} ({count} run{'s' * (count > 1)})" if several else text for text, count in counts.most_common()]
+
+
+def origin(command: str, records: Sequence[Mapping[str, Any]]) -> str:
+    """Command, date, versions, hardware and seeds of the records of a study, for the top of its page."""
+    seeds = seed_ranges({each["seed"] for each in records})
+    hours = sum(each["cpu_seconds"] for each in records) / 3600
+    dates = sorted({str(each.get("date", ""))[:10] for each in records})
+    made = " to ".join(dict.fromkeys((dates[0], dates[-1])))
+    lines = [
+        f"- page made {datetime.now(UTC):%Y-%m-%d} from {len(records)} runs, made {made}",
+        f"- seeds {seeds}, {hours:.2f} core hours",
+        *(f"- {words}" for words in distinct(described(each.get("versions", {})) for each in records)),
+        *(f"- {words}" for words in distinct(described(each.get("hardware", {})) for each in records)),
+    ]
+    return "\n".join([f"`{command} --seeds {seeds}`", "", *lines])
 
 
 def commands(task: Comparison) -> Iterator[str]:

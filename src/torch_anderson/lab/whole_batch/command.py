@@ -1,18 +1,16 @@
 """``torch-anderson whole-batch``: what is to be done, the runs with their progress, and the page."""
 
-import json
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 from joblib import cpu_count
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 from ..arguments import BadInput, parse_seeds
+from ..jobs import make
 from ..runner import named
-from ..screen import complain, duration, raw, tell
+from ..screen import complain, duration, tell
 from ..sweep import check_writable
 from .batches import batched, endings
 from .methods import METHODS, Method
@@ -20,7 +18,7 @@ from .page import show_page
 from .problems import PROBLEMS, Problem
 from .race import entries
 from .store import BATCHES_FOLDER, ENDINGS_FOLDER, FAMILY_FOLDER
-from .sweep import Job, Outcome, sweep, unfinished, without_data
+from .sweep import Job, unfinished, without_data
 
 
 def carry_out(
@@ -47,7 +45,7 @@ def carry_out(
         if dry_run:
             return False
         check_writable(results)
-        failed = not make(console, asked, left, processes)
+        failed = not make(console, {results / name: jobs for name, jobs in left.items()}, processes)
     if only != "runs":
         show_page(console, results, out)
     return failed
@@ -100,40 +98,3 @@ def announce(console: Console, asked: Plan, left: dict[str, list[Job]], processe
         seconds = sum(job.estimate() for jobs in left.values() for job in jobs)
         spread = f"{duration(seconds / processes)} with {processes} jobs, " if processes > 1 else ""
         tell(console, f"Estimated time: {spread}{duration(seconds)} on one core")
-
-
-def make(console: Console, asked: Plan, left: dict[str, list[Job]], processes: int) -> bool:
-    """Make the runs; returns whether all of them ended well."""
-    failed: list[Outcome] = []
-    with shown(console, sum(map(len, left.values()))) as show:
-
-        def done(outcome: Outcome) -> None:
-            show(outcome)
-            if outcome.record is None:
-                failed.append(outcome)
-                complain(f"{title(outcome.job)}: {outcome.error}")
-
-        try:
-            for name, jobs in left.items():
-                sweep(jobs, asked.results / name, processes, done)
-        except KeyboardInterrupt:
-            complain("Stopped. The same command continues with the runs that are left.")
-            raise
-    return not failed
-
-
-@contextmanager
-def shown(console: Console, total: int) -> Iterator[Callable[[Outcome], None]]:
-    """A context with a bar on a terminal; elsewhere a line of JSON is printed for every ended run."""
-    if not console.is_terminal:
-        yield lambda outcome: raw(console, json.dumps(asdict(outcome.job) | {"failed": outcome.record is None}))
-        return
-    columns = (TextColumn("{task.description}", markup=False), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
-    with Progress(*columns, console=console, transient=True) as progress:
-        bar = progress.add_task("", total=total)
-        yield lambda outcome: progress.update(bar, advance=1, description=title(outcome.job))
-
-
-def title(job: Job) -> str:
-    """A run in words."""
-    return ", ".join(f"{name} {value}" for name, value in asdict(job).items() if value is not None)

@@ -1,7 +1,6 @@
 """The page on the study: its origin, the numbers that were aimed for, figures, and a table for each problem."""
 
 from collections.abc import Iterator, Mapping, Sequence
-from datetime import UTC, datetime
 from math import isfinite, isinf
 from pathlib import Path
 from statistics import geometric_mean, median
@@ -11,7 +10,7 @@ from rich.console import Console
 from ..arguments import BadInput
 from ..figures import save
 from ..page import Cell, Table, number
-from ..provenance import described, distinct, seed_ranges
+from ..provenance import origin
 from ..results import write_bytes
 from ..screen import complain, tell
 from ..sweep import check_writable
@@ -76,7 +75,8 @@ def show_page(console: Console, results: Path, out: Path) -> None:
 
 def text(scores: Scores, batches: Sequence[Record], endings: Sequence[Record]) -> str:
     """The whole page."""
-    parts = ["# Whole batches: gradients that optimizers need", origin([*scores.records, *batches, *endings]), READING]
+    every = [*scores.records, *batches, *endings]
+    parts = ["# Whole batches: gradients that optimizers need", origin("torch-anderson whole-batch", every), READING]
     parts += ["![Gradients against the learning rate](rates.png)"]
     parts += ["## Numbers to reach", ON_RATIOS, wanted_table(scores, endings).markdown()]
     parts += ["## Gradients to target"]
@@ -89,21 +89,6 @@ def text(scores: Scores, batches: Sequence[Record], endings: Sequence[Record]) -
     if endings:
         parts += ["## Noise that ends", ending_table(endings).markdown()]
     return "\n\n".join(parts) + "\n"
-
-
-def origin(records: Sequence[Record]) -> str:
-    """Command, date, versions, hardware and seeds."""
-    seeds = seed_ranges({each["seed"] for each in records})
-    hours = sum(each["cpu_seconds"] for each in records) / 3600
-    dates = sorted({str(each.get("date", ""))[:10] for each in records})
-    made = " to ".join(dict.fromkeys((dates[0], dates[-1])))
-    lines = [
-        f"- page made {datetime.now(UTC):%Y-%m-%d} from {len(records)} runs, made {made}",
-        f"- seeds {seeds}, {hours:.2f} core hours",
-        *(f"- {words}" for words in distinct(described(each.get("versions", {})) for each in records)),
-        *(f"- {words}" for words in distinct(described(each.get("hardware", {})) for each in records)),
-    ]
-    return "\n".join([f"`torch-anderson whole-batch --seeds {seeds}`", "", *lines])
 
 
 def heading(problem: Problem) -> str:

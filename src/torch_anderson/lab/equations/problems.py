@@ -1,0 +1,425 @@
+"""The equations, as users write them: a model, residuals with torch.func, samples, and the solution at test points."""
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from functools import cache, cached_property
+from itertools import pairwise
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.func import grad, jvp
+
+from torch_anderson import Term
+
+from ..tasks.cole_hopf import cole_hopf
+from .references import allen_cahn as allen_cahn_reference
+from .references import korteweg_de_vries as korteweg_de_vries_reference
+
+PI = math.pi
+VISCOSITY = 0.01 / PI
+KDV_DISPERSION = 0.022**2
+INTERIOR, EDGES = 1200, 300
+"""Points that an evaluation of the loss draws."""
+FIXED_INTERIOR, FIXED_EDGES = 3200, 320
+"""Points that stay for a whole run."""
+Network = Callable[[Tensor], Tensor]
+"""The model as a function of one point."""
+Sampler = Callable[[int], Tensor]
+
+
+@dataclass(frozen=True)
+class Case:
+    """A problem with one seed, ready to be trained."""
+
+    model: nn.Module
+    terms: dict[str, Term]
+    points: Tensor
+    """Where the error is taken."""
+    expected: Tensor
+    centred: bool = False
+    """Whether the error is relative to the deviation of the expected values from their mean, not to their size."""
+
+    @cached_property
+    def size(self) -> float:
+        """The norm that the error is relative to."""
+        return float((self.expected - self.expected.mean(0) if self.centred else self.expected).norm())
+
+    @torch.no_grad()
+    def difference(self) -> Tensor:
+        """The model minus what is expected at the test points."""
+        return self.model(self.points).reshape(self.expected.shape) - self.expected
+
+    def error(self) -> float:
+        """The relative error in the L2 norm; for surrogates the RMSE in standard deviations of the targets."""
+        return float(self.difference().norm()) / self.size
+
+
+@dataclass(frozen=True, kw_only=True)
+class Problem:
+    """Something to solve."""
+
+    name: str
+    title: str
+    group: str
+    """Problems of one group share a figure."""
+    build: Callable[[], Case]
+    """Draws the first weights, and points where they are fixed, from torch's random numbers."""
+    drawn: bool = True
+    """Whether points are drawn at will."""
+    needs: tuple[str, ...] = ()
+    """Packages that must be importable."""
+    picture: tuple[int, int] | None = None
+    """Shape of the test grid, if errors are kept for pictures."""
+
+    @property
+    def data(self) -> bool:
+        """Whether it is a regression on given data."""
+        return self.group == "surrogates"
+
+
+# Building blocks
+
+
+def network(inputs: int, width: int, depth: int, outputs: int = 1) -> nn.Sequential:
+    """A tanh network in float64 with normal Xavier weights and zero biases."""
+    layers: list[nn.Module] = []
+    for before, after in pairwise([inputs, *[width] * depth, outputs]):
+        linear = nn.Linear(before, after, dtype=torch.float64)
+        nn.init.xavier_normal_(linear.weight)
+        nn.init.zeros_(linear.bias)
+        layers += [linear, nn.Tanh()]
+    return nn.Sequential(*layers[:-1])
+
+
+def box(*sides: tuple[float, float]) -> Sampler:
+    """A sampler of points in a box."""
+    low, high = torch.tensor(sides, dtype=torch.float64).T
+    return lambda count: low + (high - low) * torch.rand(count, len(sides), dtype=torch.float64)
+
+
+def faces(*sides: tuple[float, float]) -> Sampler:
+    """A sampler of points on the faces of a box."""
+    inside, ends = box(*sides), torch.tensor(sides, dtype=torch.float64)
+
+    def sample(count: int) -> Tensor:
+        axis = torch.randint(len(sides), (count,))
+        values = ends[axis, torch.randint(2, (count,))]
+        return inside(count).scatter(1, axis[:, None], values[:, None])
+
+    return sample
+
+
+def grid(*axes: tuple[float, float, int]) -> Tensor:
+    """Points of a regular grid, the last coordinate fastest."""
+    return torch.cartesian_prod(*(torch.linspace(*axis, dtype=torch.float64) for axis in axes))
+
+
+def scattered(dimensions: int, low: float = 0.0, high: float = 1.0) -> Tensor:
+    """10,000 test points in a cube, the same for every seed."""
+    random = torch.Generator().manual_seed(5)
+    return low + (high - low) * torch.rand(10_000, dimensions, generator=random, dtype=torch.float64)
+
+
+def direction(point: Tensor, axis: int) -> Tensor:
+    """The unit vector along an axis."""
+    return torch.eye(len(point), dtype=point.dtype)[axis]
+
+
+def bent(u: Network, point: Tensor) -> tuple[Tensor, Tensor]:
+    """The gradient by (t, x), and its derivative by x."""
+    slope, bend = jvp(grad(u), (point,), (direction(point, 1),))[:2]
+    return slope, bend
+
+
+def laplacian(u: Network, point: Tensor) -> Tensor:
+    """The sum of second derivatives."""
+    axes = torch.eye(len(point), dtype=point.dtype)
+    return torch.stack([jvp(grad(u), (point,), (axis,))[1] @ axis for axis in axes]).sum()
+
+
+def known(u: Network, point: Tensor, value: Tensor) -> Tensor:
+    """The residual where the solution is given."""
+    return u(point) - value
+
+
+def zero(u: Network, point: Tensor) -> Tensor:
+    """The residual where the solution is zero."""
+    return u(point)
+
+
+# Burgers' equation, points (t, x)
+
+
+def burgers_residual(u: Network, point: Tensor) -> Tensor:
+    """u_t + u u_x - viscosity u_xx."""
+    (u_t, u_x), (_, u_xx) = bent(u, point)
+    return u_t + u(point) * u_x - VISCOSITY * u_xx
+
+
+def burgers_edges(count: int) -> tuple[Tensor, Tensor]:
+    """Points at t = 0 and at x = -1 and 1, with the solution there."""
+    points = box((0, 1), (-1, 1))(count)
+    points[::2, 0] = 0
+    points[1::2, 1] = points[1::2, 1].sign()
+    return points, torch.where(points[:, 0] == 0, -torch.sin(PI * points[:, 1]), 0)
+
+
+@cache
+def burgers_solution() -> tuple[Tensor, Tensor]:
+    """The test grid and the exact solution."""
+    points = grid((0, 1, 101), (-1, 1, 256))
+    t, x = points.numpy().T
+    return points, torch.from_numpy(cole_hopf(x, t, VISCOSITY, nodes=200))
+
+
+def burgers() -> Case:
+    """u_t + u u_x = (0.01 / pi) u_xx from -sin(pi x): a shock forms. 4 layers of 20 neurons."""
+    terms = {
+        "interior": Term(burgers_residual, box((0, 1), (-1, 1)), count=INTERIOR),
+        "edges": Term(known, burgers_edges, count=EDGES),
+    }
+    return Case(network(2, 20, 4), terms, *burgers_solution())
+
+
+def burgers_fixed() -> Case:
+    """The same equation with 3,200 points inside and 320 at the edges, drawn once for a run."""
+    terms = {
+        "interior": Term(burgers_residual, box((0, 1), (-1, 1))(FIXED_INTERIOR)),
+        "edges": Term(known, burgers_edges(FIXED_EDGES)),
+    }
+    return replace(burgers(), terms=terms)
+
+
+# Equations in t and periodic x
+
+
+def at_start(domain: Sampler, first: Callable[[Tensor], Tensor]) -> Callable[[int], tuple[Tensor, Tensor]]:
+    """A sampler of points at t = 0, with the values there."""
+
+    def sample(count: int) -> tuple[Tensor, Tensor]:
+        points = domain(count)
+        points[:, 0] = 0
+        return points, first(points[:, 1])
+
+    return sample
+
+
+def at_side(domain: Sampler, x: float) -> Sampler:
+    """A sampler of points at one end of the period."""
+
+    def sample(count: int) -> Tensor:
+        points = domain(count)
+        points[:, 1] = x
+        return points
+
+    return sample
+
+
+def round_the_circle(u: Network, point: Tensor) -> Tensor:
+    """The residual of a period of 2 pi."""
+    return u(point) - u(point + 2 * PI * direction(point, 1))
+
+
+def transported(
+    residual: Callable[[Network, Tensor], Tensor], first: Callable[[Tensor], Tensor], exact: Callable[[Tensor], Tensor]
+) -> Case:
+    """An equation of first order on 0 <= t <= 1 with period 2 pi."""
+    domain = box((0, 1), (0, 2 * PI))
+    terms = {
+        "interior": Term(residual, domain, count=INTERIOR),
+        "start": Term(known, at_start(domain, first), count=EDGES // 2),
+        "sides": Term(round_the_circle, at_side(domain, 0.0), count=EDGES // 2),
+    }
+    points = grid((0, 1, 101), (0, 2 * PI, 128))
+    return Case(network(2, 32, 3), terms, points, exact(points))
+
+
+def convection_residual(u: Network, point: Tensor) -> Tensor:
+    """u_t + 30 u_x."""
+    u_t, u_x = grad(u)(point)
+    return u_t + 30 * u_x
+
+
+def convection_exact(point: Tensor) -> Tensor:
+    """The first wave, displaced."""
+    return torch.sin(point[..., 1] - 30 * point[..., 0])
+
+
+def convection() -> Case:
+    """u_t + 30 u_x = 0 from sin(x), where physics-informed networks are known to fail. 3 layers of 32 neurons."""
+    return transported(convection_residual, torch.sin, convection_exact)
+
+
+def bell(x: Tensor) -> Tensor:
+    """The first values of the reaction."""
+    return torch.exp(-((x - PI) ** 2) / (2 * (PI / 4) ** 2))
+
+
+def reaction_residual(u: Network, point: Tensor) -> Tensor:
+    """u_t - 5 u (1 - u)."""
+    value = u(point)
+    return grad(u)(point)[0] - 5 * value * (1 - value)
+
+
+def reaction_exact(point: Tensor) -> Tensor:
+    """Logistic growth at every place."""
+    start = bell(point[..., 1])
+    grown = start * torch.exp(5 * point[..., 0])
+    return grown / (grown + 1 - start)
+
+
+def reaction() -> Case:
+    """u_t = 5 u (1 - u) from a bell curve. 3 layers of 32 neurons."""
+    return transported(reaction_residual, bell, reaction_exact)
+
+
+def periodic_sides(order: int) -> Callable[[Network, Tensor], tuple[Tensor, ...]]:
+    """Residuals of a period of 2 in x: of the value and of derivatives up to this order."""
+
+    def residual(u: Network, point: Tensor) -> tuple[Tensor, ...]:
+        along = direction(point, 1)
+        ends = (along_x(u, order, point), along_x(u, order, point + 2 * along))
+        return tuple(left - right for left, right in zip(*ends, strict=True))
+
+    return residual
+
+
+def along_x(u: Network, order: int, point: Tensor) -> list[Tensor]:
+    """The value and the derivatives by x up to this order."""
+    along = direction(point, 1)
+    functions = [u]
+    for _ in range(order):
+        functions.append(lambda p, f=functions[-1]: jvp(f, (p,), (along,))[1])  # type: ignore[misc]
+    return [f(point) for f in functions]
+
+
+def evolved(
+    residual: Callable[[Network, Tensor], Tensor], first: Callable[[Tensor], Tensor], order: int, values: np.ndarray
+) -> Case:
+    """An equation on 0 <= t <= 1 with period 2 from -1, and its reference (times, places)."""
+    domain = box((0, 1), (-1, 1))
+    terms = {
+        "interior": Term(residual, domain, count=INTERIOR),
+        "start": Term(known, at_start(domain, first), count=EDGES // 2),
+        "sides": Term(periodic_sides(order), at_side(domain, -1.0), count=EDGES // 2),
+    }
+    times, places = values.shape
+    points = grid((0, 1, times), (-1, 1 - 2 / places, places))
+    return Case(network(2, 32, 3), terms, points, torch.from_numpy(values).flatten())
+
+
+def allen_cahn_residual(u: Network, point: Tensor) -> Tensor:
+    """u_t - 1e-4 u_xx - 5 u + 5 u^3."""
+    (u_t, _), (_, u_xx) = bent(u, point)
+    value = u(point)
+    return u_t - 1e-4 * u_xx - 5 * value + 5 * value**3
+
+
+def allen_cahn_start(x: Tensor) -> Tensor:
+    """x^2 cos(pi x)."""
+    return x**2 * torch.cos(PI * x)
+
+
+def allen_cahn() -> Case:
+    """u_t = 1e-4 u_xx + 5 u - 5 u^3 from x^2 cos(pi x), period 2: steep layers form. 3 layers of 32 neurons."""
+    return evolved(allen_cahn_residual, allen_cahn_start, 1, allen_cahn_reference()[:, ::16])
+
+
+def korteweg_de_vries_residual(u: Network, point: Tensor) -> Tensor:
+    """u_t + u u_x + 0.022^2 u_xxx."""
+    along = direction(point, 1)
+
+    def bend(p: Tensor) -> Tensor:
+        return jvp(grad(u), (p,), (along,))[1][1]
+
+    u_t, u_x = grad(u)(point)
+    return u_t + u(point) * u_x + KDV_DISPERSION * jvp(bend, (point,), (along,))[1]
+
+
+def korteweg_de_vries() -> Case:
+    """u_t + u u_x + 0.022^2 u_xxx = 0 from cos(pi x), period 2: solitons form. 3 layers of 32 neurons."""
+    first = lambda x: torch.cos(PI * x)  # noqa: E731
+    return evolved(korteweg_de_vries_residual, first, 2, korteweg_de_vries_reference()[:, ::2])
+
+
+# Equations without time
+
+
+def stationary(
+    residual: Callable[[Network, Tensor], Tensor],
+    exact: Callable[[Tensor], Tensor],
+    sides: list[tuple[float, float]],
+) -> Case:
+    """An equation in a cube with given values on its faces."""
+    on_faces = faces(*sides)
+
+    def edges(count: int) -> tuple[Tensor, Tensor]:
+        points = on_faces(count)
+        return points, exact(points)
+
+    terms = {
+        "interior": Term(residual, box(*sides), count=INTERIOR),
+        "faces": Term(known, edges, count=EDGES),
+    }
+    points = scattered(len(sides), *sides[0])
+    return Case(network(len(sides), 32, 3), terms, points, exact(points))
+
+
+def product_of_sines(point: Tensor) -> Tensor:
+    """sin(pi x) sin(pi y) sin(pi z)."""
+    return torch.sin(PI * point).prod(-1)
+
+
+def poisson3d_residual(u: Network, point: Tensor) -> Tensor:
+    """The Laplacian and the source of the product of sines."""
+    return laplacian(u, point) + 3 * PI**2 * product_of_sines(point)
+
+
+def poisson3d() -> Case:
+    """-Laplacian(u) = 3 pi^2 sin(pi x) sin(pi y) sin(pi z), zero on the faces. 3 layers of 32 neurons."""
+    return stationary(poisson3d_residual, product_of_sines, [(0, 1)] * 3)
+
+
+def sum_of_cosines(point: Tensor) -> Tensor:
+    """Of pi times each coordinate."""
+    return torch.cos(PI * point).sum(-1)
+
+
+def poisson10d_residual(u: Network, point: Tensor) -> Tensor:
+    """The Laplacian and the source of the sum of cosines."""
+    return laplacian(u, point) + PI**2 * sum_of_cosines(point)
+
+
+def poisson10d() -> Case:
+    """-Laplacian(u) = pi^2 (cos(pi x_1) + ... + cos(pi x_10)), u given on the faces. 3 layers of 32 neurons."""
+    return stationary(poisson10d_residual, sum_of_cosines, [(0, 1)] * 10)
+
+
+def helmholtz_exact(point: Tensor) -> Tensor:
+    """sin(pi x) sin(4 pi y)."""
+    return torch.sin(PI * point[..., 0]) * torch.sin(4 * PI * point[..., 1])
+
+
+def helmholtz_residual(u: Network, point: Tensor) -> Tensor:
+    """Laplacian(u) + 16 u and its source."""
+    return laplacian(u, point) + 16 * u(point) - (16 - 17 * PI**2) * helmholtz_exact(point)
+
+
+def helmholtz() -> Case:
+    """Laplacian(u) + 16 u = (16 - 17 pi^2) sin(pi x) sin(4 pi y), zero at the edges. 3 layers of 32 neurons."""
+    return stationary(helmholtz_residual, helmholtz_exact, [(-1, 1)] * 2)
+
+
+EQUATIONS = (
+    Problem(name="burgers2d", title="Burgers", group="burgers", build=burgers, picture=(101, 256)),
+    Problem(name="burgers2d-fixed", title="Burgers, fixed points", group="burgers", build=burgers_fixed, drawn=False),
+    Problem(name="convection", title="convection, speed 30", group="transport", build=convection),
+    Problem(name="reaction", title="reaction, rate 5", group="transport", build=reaction),
+    Problem(name="allen-cahn", title="Allen-Cahn", group="transport", build=allen_cahn),
+    Problem(name="kdv", title="Korteweg-de Vries", group="transport", build=korteweg_de_vries),
+    Problem(name="poisson3d", title="Poisson, 3 dimensions", group="stationary", build=poisson3d),
+    Problem(name="poisson10d", title="Poisson, 10 dimensions", group="stationary", build=poisson10d),
+    Problem(name="helmholtz", title="Helmholtz, k = 4", group="stationary", build=helmholtz),
+)
