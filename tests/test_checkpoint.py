@@ -27,6 +27,7 @@ from training import (
     batch,
     counts,
     eager,
+    left_alone,
     loss_of,
     make,
     make_model,
@@ -79,7 +80,7 @@ def assert_goes_on_as_without(build, interrupt, stop=5, end=30):
     assert_same(weights(model), weights(twin))
     assert counts(optimizer) == counts(uninterrupted)
     found = uninterrupted.stats.as_dict()
-    assert found["attempted"] > 0 or found["skipped_noisy"] > 0
+    assert found["attempted"] > 0 or found["skipped_noisy"] > 0 or left_alone(optimizer)
     assert_counters_add_up(optimizer)
 
 

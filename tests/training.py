@@ -72,6 +72,11 @@ BASES = {
 }
 
 
+def left_alone(optimizer):
+    """Whether the base makes plain steps, because jumps would falsify what it knows."""
+    return isinstance(optimizer.base, torch.optim.LBFGS) and optimizer.options.residual == "gradient"
+
+
 def make_model(seed=0, dtype=torch.float32):
     torch.manual_seed(seed)
     return nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 1)).to(dtype)

@@ -45,7 +45,7 @@ class GradientState:
     rest: int = FIRST_REST
     """Length of the next rest."""
     noisy: bool = False
-    """Whether gradients were noise when last looked at."""
+    """Whether gradients were noise more than once in a row, and nothing else before."""
     smooth: bool = False
     """Whether many jumps in a row were accepted, so that noise would be something new."""
     pause: int = FIRST_PAUSE

@@ -125,7 +125,7 @@ class GradientDriver(GradientMemory):
             self.skip("converged", secants)
         elif state.proven < PROBATION and is_noise(state, secants):
             self.skip("noisy", secants)
-            state.noisy = state.proven == 0 and not state.smooth
+            state.noisy = state.proven == 0 and not state.smooth and state.rest > FIRST_REST
             self.rest()
         elif state.noisy and self.history.pairs <= CERTAIN:
             state.look = CERTAIN + 1 - self.history.pairs
