@@ -6,7 +6,6 @@ them that makes the loss smallest by a damped linear model is tried, and kept if
 
 from __future__ import annotations
 
-import logging
 from functools import partial
 from math import isfinite, sqrt
 from typing import Any
@@ -16,13 +15,13 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from .._calls import BaseStep
-from .._driver import Driver, logger
 from .._records import JumpRecord
 from .._tensors.blocks import Space
 from .._tensors.checkpoint import STATE, Entries, Saved, Shapes, pack, unpack
 from .control import adapt_width, book, judge, postpone
 from .directions import KEPT, STORE_PERIOD, HistoryDirections
 from .outputs import OutputsFn, Unusable, probing
+from .reporting import ReportingDriver
 from .solve import LinearModel, Move, solve_damped
 from .state import GaussNewtonState
 
@@ -35,14 +34,13 @@ CONSTANT = (
 NO_OUTPUTS = "step() was given no outputs; give an Objective, step(outputs=...) or set_batch(outputs=...)"
 
 
-class GaussNewtonDriver(Driver):
+class GaussNewtonDriver(ReportingDriver):
     """Gauss-Newton steps in the directions that training has shown, with forward passes alone."""
 
     kind = 2
 
     def __init__(self, base: Optimizer, options: Any):
         super().__init__(base, options)
-        self.stats.gauges = self.gauges
         self.state = GaussNewtonState(share=options.budget)
         self.build(self.space)
 
@@ -108,11 +106,7 @@ class GaussNewtonDriver(Driver):
         if not cause:
             directions.keep(displacement, probe.end)
         state.suspicious = bool(cause)
-        self.stats.counts["attempted"] += 1
-        self.stats.counts[f"rejected_{cause}" if cause else "accepted"] += 1
-        self.stats.describe = partial(describe, state.k, model, move, cause)
-        if self.hooks or logger.isEnabledFor(logging.DEBUG):
-            self.publish()
+        self.report(cause, partial(describe, state.k, model, move, cause))
 
     def outputs_should_depend(self) -> bool:
         """Whether constant outputs are a mistake in the program: the loss depends on the weights, and all take part.
@@ -122,12 +116,6 @@ class GaussNewtonDriver(Driver):
         everybody = len(self.space.params) == sum(p.numel() > 0 for g in self.base.param_groups for p in g["params"])
         everybody = everybody and not any(self.directions.idle)
         return everybody and self.directions.has_gradient and not self.stats.counts["attempted"]
-
-    def skip(self, problem: Unusable) -> None:
-        """Count and report a jump that was not tried."""
-        self.stats.counts[f"skipped_{problem.cause}"] += 1
-        if problem.cause != "converged":
-            self.tell_once(f"GaussNewton makes plain steps: {problem}.")
 
     def gauges(self) -> dict[str, float]:
         """What the driver has set itself."""
@@ -170,9 +158,6 @@ class GaussNewtonDriver(Driver):
         """Forget all directions, and what was adapted to them."""
         self.resume(GaussNewtonState(share=self.options.budget, k=self.state.k))
         self.stats.counts["restarts"] += 1
-
-    def cancel(self) -> None:
-        """Nothing is under way between two steps."""
 
 
 def describe(step: int, model: LinearModel, move: Move, cause: str) -> JumpRecord:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from functools import partial
 from math import sqrt
 from typing import Any
@@ -11,7 +10,6 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
-from .._driver import Driver, logger
 from .._ranks.placement import is_dtensor
 from .._records import JumpRecord
 from .._tensors.blocks import Space, Vector
@@ -19,7 +17,7 @@ from .._tensors.checkpoint import STATE, Entries, Saved, Shapes, pack, unpack
 from .flat import double_vector, gathered, scatter
 from .jump import Model, Move
 from .normal import Memory
-from .outputs import Unusable
+from .reporting import ReportingDriver
 from .residuals import Residuals
 from .tangent_state import TangentState
 
@@ -29,14 +27,13 @@ SHARDED = (
 )
 
 
-class TangentMemory(Driver):
+class TangentMemory(ReportingDriver):
     """The last jump, the weights before and after it in float64, and all that is adapted."""
 
     kind = 3
 
     def __init__(self, base: Optimizer, options: Any):
         super().__init__(base, options)
-        self.stats.gauges = self.gauges
         self.state = TangentState(share=options.budget)
         self.residuals: Residuals | None = None
         self.build(self.space)
@@ -71,20 +68,10 @@ class TangentMemory(Driver):
     def record(self, model: Model, move: Move, accepted: bool) -> None:
         """Count and report a jump."""
         self.state.k += accepted
-        self.stats.counts["attempted"] += 1
-        self.stats.counts["accepted" if accepted else "rejected_loss"] += 1
         rows, cause = len(model.rows), "" if accepted else "loss"
         norms = sqrt(max(model.fitted, 0.0)), sqrt(max(move.promised, 0.0))
         length = float(move.jump.norm())
-        self.stats.describe = partial(JumpRecord, self.state.k, *norms, rows, rows, length, cause=cause)
-        if self.hooks or logger.isEnabledFor(logging.DEBUG):
-            self.publish()
-
-    def skip(self, problem: Unusable) -> None:
-        """Count and report a jump that was not tried."""
-        self.stats.counts[f"skipped_{problem.cause}"] += 1
-        if problem.cause != "converged":
-            self.tell_once(f"GaussNewton makes plain steps: {problem}.")
+        self.report(cause, partial(JumpRecord, self.state.k, *norms, rows, rows, length, cause=cause))
 
     def gauges(self) -> dict[str, float]:
         """What the driver has set itself."""
@@ -127,6 +114,3 @@ class TangentMemory(Driver):
         self.state = TangentState(share=self.options.budget, k=self.state.k)
         self.stop()
         self.stats.counts["restarts"] += 1
-
-    def cancel(self) -> None:
-        """Nothing is under way between two steps."""
