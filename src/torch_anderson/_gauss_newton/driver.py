@@ -6,6 +6,8 @@ them that makes the loss smallest by a damped linear model is tried, and kept if
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from contextlib import AbstractContextManager
 from functools import partial
 from math import isfinite, sqrt
 from typing import Any
@@ -18,13 +20,15 @@ from .._calls import BaseStep
 from .._records import JumpRecord
 from .._tensors.blocks import Space
 from .._tensors.checkpoint import STATE, Entries, Saved, Shapes, pack, unpack
-from .control import adapt_width, book, judge, postpone
+from .control import adapt_width, book, judge, judge_proposal, postpone
 from .directions import KEPT, STORE_PERIOD, HistoryDirections
-from .outputs import OutputsFn, Unusable, probing
+from .outputs import OutputsFn, Probe, Unusable, probing
 from .reporting import ReportingDriver
 from .solve import LinearModel, Move, solve_damped
-from .state import GaussNewtonState
+from .state import CHANGING, FIXED, JUDGES, UNKNOWN, GaussNewtonState
 
+SAME = 1e-6
+"""Samples are the same if their loss differs by less than this part."""
 TRIES = 3
 """Jumps that are tried, with more and more damping."""
 CONSTANT = (
@@ -64,6 +68,10 @@ class GaussNewtonDriver(ReportingDriver):
             self.directions.store()
         if due:
             self.accelerate(outputs)
+        elif outputs is not None and self.state.proposed:
+            self.guarded(self.settle, outputs)
+        elif outputs is not None and self.due and self.state.samples == UNKNOWN:
+            self.guarded(self.witness, outputs)
         return loss
 
     @property
@@ -76,21 +84,56 @@ class GaussNewtonDriver(ReportingDriver):
         if outputs is None:
             self.skip(Unusable("no_outputs", NO_OUTPUTS))
             return
+        self.guarded(self.jump, outputs)
+        self.state.since_jump = 0
+
+    def guarded(self, evaluate: Callable[[OutputsFn], None], outputs: OutputsFn) -> None:
+        """Evaluate outputs; if they cannot be used, wait longer for the next jump."""
         try:
-            self.jump(outputs)
+            evaluate(outputs)
         except Unusable as problem:
             if problem.cause == "constant_outputs" and self.outputs_should_depend():
                 raise TypeError(CONSTANT) from None
             self.skip(problem)
             postpone(self.state)
-        self.state.since_jump = 0
+
+    def probing(self, outputs: OutputsFn) -> AbstractContextManager[Probe]:
+        """Evaluate outputs around ``start``, the present weights."""
+        params = [p for group in self.base.param_groups for p in group["params"]]
+        return probing(outputs, self.options.loss, self.space, self.start, params, self.stats.counts)
+
+    def witness(self, outputs: OutputsFn) -> None:
+        """Note the loss of this step's samples; the next step's tell at the same weights whether samples change."""
+        self.space.read(self.start)
+        with self.probing(outputs) as probe:
+            self.state.witness = probe.loss()
+
+    def compare_samples(self, probe: Probe) -> None:
+        """See whether samples are those of the last step, by their loss before the base step."""
+        before = probe.loss([-step for step in self.directions.step])
+        same = abs(before - self.state.witness) <= SAME * abs(before)
+        self.state.samples = FIXED if same else CHANGING
+
+    def settle(self, outputs: OutputsFn) -> None:
+        """Make the jump that was proposed if the loss of samples that it has not fitted falls by enough."""
+        self.space.read(self.start)
+        proposal = self.directions.proposal
+        with self.probing(outputs) as probe:
+            kept = judge_proposal(self.state, self.options.budget, probe.loss(), probe.loss(proposal))
+            if kept:
+                probe.end = probe.point
+        if kept:
+            self.directions.keep(proposal, probe.end)
+        elif not self.state.proposed:
+            self.stats.counts.update(accepted=-1, rejected_loss=1)
 
     def jump(self, outputs: OutputsFn) -> None:
         """Measure, fit, try, decide."""
         state, directions = self.state, self.directions
-        params = [p for group in self.base.param_groups for p in group["params"]]
-        with probing(outputs, self.options.loss, self.space, self.start, params, self.stats.counts) as probe:
+        with self.probing(outputs) as probe:
             model = directions.linearize(probe)
+            if state.samples == UNKNOWN:
+                self.compare_samples(probe)
             for _ in range(TRIES):
                 move = solve_damped(model, state.damping)
                 displacement = directions.move(move.coefficients)
@@ -98,13 +141,17 @@ class GaussNewtonDriver(ReportingDriver):
                 cause = judge(state, model, move, loss)
                 if not cause:
                     break
+            state.proposed = JUDGES if not cause and state.samples == CHANGING else 0
+            made = not cause and not state.proposed
             cost = probe.count * self.options.forward_cost
-            book(state, self.options.budget, cost, model.loss, model.loss if cause else loss)
+            book(state, self.options.budget, cost, model.loss, loss if made else model.loss)
             adapt_width(state, model)
-            if not cause:
+            if made:
                 probe.end = probe.point
-        if not cause:
+        if made:
             directions.keep(displacement, probe.end)
+        elif state.proposed:
+            directions.propose(displacement)
         state.suspicious = bool(cause)
         self.report(cause, partial(describe, state.k, model, move, cause))
 

@@ -65,9 +65,9 @@ class TangentMemory(ReportingDriver):
 
     # ---------------------------------------------------------------------------------------------- reporting
 
-    def record(self, model: Model, move: Move, accepted: bool) -> None:
+    def record(self, model: Model, move: Move, accepted: bool, made: bool) -> None:
         """Count and report a jump."""
-        self.state.k += accepted
+        self.state.k += made
         rows, cause = len(model.rows), "" if accepted else "loss"
         norms = sqrt(max(model.fitted, 0.0)), sqrt(max(move.promised, 0.0))
         length = float(move.jump.norm())
@@ -89,19 +89,19 @@ class TangentMemory(ReportingDriver):
         """Make room for the last jump, and for the weights before and after it."""
         if any(map(is_dtensor, space.params)):
             raise ValueError(SHARDED)
-        self.momentum, self.origin, self.weights = (double_vector(space) for _ in range(3))
+        self.momentum, self.other, self.weights = (double_vector(space) for _ in range(3))
         self.memory = Memory()
         self.residuals = None
 
     def saved(self) -> Saved:
         """The last jump, the weights before and after it, and all numbers."""
         counts = torch.tensor(self.stats.counters(), dtype=torch.float64)
-        vectors = {"momentum": self.momentum, "origin": self.origin, "weights": self.weights}
+        vectors = {"momentum": self.momentum, "other": self.other, "weights": self.weights}
         return Saved(vectors, {STATE: pack(self.state, self.kind), "counts": counts})
 
     def shapes(self) -> Shapes:
         """The last jump, and the weights before and after it."""
-        return dict.fromkeys(("momentum", "origin", "weights"), ("directions", ()))
+        return dict.fromkeys(("momentum", "other", "weights"), ("directions", ()))
 
     def load_numbers(self, found: dict[Tensor, Entries]) -> None:
         """Continue where the entries were saved."""
