@@ -12,7 +12,7 @@ FEWEST = 2
 FIRST_DAMPING = 1e-3
 
 
-JUDGES = 3
+JUDGES = 6
 """Steps on whose samples a proposal must gain."""
 UNKNOWN, FIXED, CHANGING = 0, 1, 2
 """Whether samples are the same at every step."""

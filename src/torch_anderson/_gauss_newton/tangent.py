@@ -28,6 +28,7 @@ from .objective import Closure, Objective
 from .outputs import Unusable, agreeing
 from .population import Samples
 from .residuals import Residuals, Values
+from .rows import Layout, Rows
 from .search import Found, search
 from .tangent_memory import TangentMemory
 from .tangent_state import DOUBT, FIRST_WAIT, jump_cost
@@ -151,8 +152,13 @@ class TangentDriver(TangentMemory):
 
     def plan(self, residuals: Residuals, bound: Mapping[str, Samples], blocks: int) -> Plan:
         """Numbers of samples for a jump."""
-        most = min(max(MOST_ROWS * residuals.n, ROWS), MOST_BYTES / 8 / residuals.n)
-        return plan(residuals, bound, blocks, most)
+        layout, numbers = self.layout(residuals), MOST_BYTES / 8
+        most = min(max(MOST_ROWS * residuals.n, ROWS), numbers / layout.width)
+        return plan(residuals, bound, blocks, min(most, sqrt(numbers)) if layout.factored else most)
+
+    def layout(self, residuals: Residuals) -> Layout:
+        """How rows are stored; several ranks exchange dense ones."""
+        return residuals.layout if self.space.ranks.size == 1 else residuals.layout.as_dense()
 
     def measured(self, residuals: Residuals, bound: Mapping[str, Samples], counts: Plan) -> Model:
         """Draw samples, see what base steps have gained, and linearize the residuals."""
@@ -162,7 +168,7 @@ class TangentDriver(TangentMemory):
         if self.state.jumps and self.state.since:
             here, known = self.better(residuals, batch, here, counts.noisy), dict.fromkeys(known)
         count = sum(residuals.terms[name].size * fitted for name, fitted in counts.fitted.items())
-        rows = self.memory.matrix("rows", count, residuals.n, here.device)
+        rows = Rows(self.layout(residuals), count, here.device, self.memory)
         model = measure(residuals, batch, self.space.ranks, here, known, rows)
         if self.state.jumps % RECHECK == RECHECK - 1 and self.changed(model):
             residuals.prepare(here, samples)

@@ -16,9 +16,9 @@ from .._tensors.blocks import Space, Vector
 from .._tensors.checkpoint import STATE, Entries, Saved, Shapes, pack, unpack
 from .flat import double_vector, gathered, scatter
 from .jump import Model, Move
-from .normal import Memory
 from .reporting import ReportingDriver
 from .residuals import Residuals
+from .rows import Memory
 from .tangent_state import TangentState
 
 SHARDED = (
@@ -84,6 +84,17 @@ class TangentMemory(ReportingDriver):
     def steps(self) -> int:
         """Steps that changed parameters; before the first, jumps that were refused, as they leave a memory too."""
         return self.state.k or self.state.jumps
+
+    @property
+    def resting(self) -> bool:
+        """Whether the next step is the base's own, with samples that were given before it."""
+        return self.ahead is not None and not self.state.pending and self.state.since + 1 < self.state.wait
+
+    def count_rest(self) -> None:
+        """Count a base step without a look at the parameters."""
+        self.ahead = None
+        self.state.k += 1
+        self.state.since += 1
 
     def build(self, space: Space) -> None:
         """Make room for the last jump, and for the weights before and after it."""
