@@ -84,11 +84,25 @@ class HistoryDirections:
         self.space.read(self.stored)
         self.state.stores += 1
 
+    def propose(self, jump: Vector) -> None:
+        """Make a row of a jump that other samples have to decide about; it replaces the oldest one."""
+        for rows, by in zip(self.rows, jump, strict=True):
+            rows[self.next_jump].copy_(by)
+
+    @property
+    def proposal(self) -> Vector:
+        """The jump that was proposed."""
+        return [rows[self.next_jump] for rows in self.rows]
+
+    @property
+    def next_jump(self) -> int:
+        """The row of the next jump."""
+        return HISTORY + self.state.jumps % JUMPS
+
     def keep(self, jump: Vector, point: Vector) -> None:
         """Make a row of a jump that was accepted, and measure the next difference from where it ended."""
-        slot = HISTORY + self.state.jumps % JUMPS
         for rows, stored, by, end in zip(self.rows, self.stored, jump, point, strict=True):
-            rows[slot].copy_(by)
+            rows[self.next_jump].copy_(by)
             stored.copy_(end)
         self.state.jumps += 1
 
