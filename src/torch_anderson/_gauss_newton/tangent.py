@@ -89,6 +89,7 @@ class TangentDriver(TangentMemory):
         if self.acted(version):
             self.state.k += 1
             self.state.since += 1
+        self.resting = 0 if self.state.pending else max(self.state.wait - self.state.since - 1, 0)
         return found
 
     def accelerate(self, closure: Closure | None, bound: Mapping[str, Samples]) -> Tensor | None:

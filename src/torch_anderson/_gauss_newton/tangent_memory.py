@@ -85,14 +85,9 @@ class TangentMemory(ReportingDriver):
         """Steps that changed parameters; before the first, jumps that were refused, as they leave a memory too."""
         return self.state.k or self.state.jumps
 
-    @property
-    def resting(self) -> bool:
-        """Whether the next step is the base's own, with samples that were given before it."""
-        return self.ahead is not None and not self.state.pending and self.state.since + 1 < self.state.wait
-
     def count_rest(self) -> None:
         """Count a base step without a look at the parameters."""
-        self.ahead = None
+        super().count_rest()
         self.state.k += 1
         self.state.since += 1
 
@@ -122,6 +117,6 @@ class TangentMemory(ReportingDriver):
 
     def forget(self) -> None:
         """Forget the last jump, and what was adapted."""
-        self.state = TangentState(share=self.options.budget, k=self.state.k)
+        self.state, self.resting = TangentState(share=self.options.budget, k=self.state.k), 0
         self.stop()
         self.stats.counts["restarts"] += 1
