@@ -117,7 +117,7 @@ class GaussNewtonDriver(ReportingDriver):
     def settle(self, outputs: OutputsFn) -> None:
         """Make the jump that was proposed if the loss of samples that it has not fitted falls by enough."""
         self.space.read(self.start)
-        proposal = self.directions.proposal
+        proposal = self.directions.proposal(self.base.param_groups)
         with self.probing(outputs) as probe:
             kept = judge_proposal(self.state, self.options.budget, probe.loss(), probe.loss(proposal))
             if kept:
