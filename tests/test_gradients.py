@@ -316,7 +316,7 @@ def test_asymmetry_tells_noise_from_a_smooth_loss(noise, expected):
             pairs.append((w, g))
             w = w - 0.1 * g
         rows, slots = rows_of(pairs, size=4)
-        found.append(Secants((rows @ rows.T).tolist(), slots).asymmetry())
+        found.append(Secants((rows @ rows.T).tolist(), slots).asymmetry(3))
     assert sum(found) / len(found) == pytest.approx(expected, abs=0.12)
 
 

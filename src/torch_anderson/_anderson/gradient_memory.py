@@ -22,8 +22,12 @@ from .storage import Storage
 
 LOOK = 4
 """Gradients that are stored before the first jump, and after each rest: enough to tell noise."""
-FIRST_REST, LONGEST_REST = 4, 32
+BRIEF_LOOK = 3
+"""Gradients that are stored after a rest because of noise: most of them are enough to tell that it goes on."""
+FIRST_REST, LONGEST_REST = 4, 30
 """Base steps of the first rest, and of the longest: each is twice as long as the last, until jumps are accepted."""
+FIRST_PAUSE = 256
+"""Base steps of the first rest after the function has changed."""
 
 
 @dataclass
@@ -40,6 +44,12 @@ class GradientState:
     """Jumps accepted since the last rest."""
     rest: int = FIRST_REST
     """Length of the next rest."""
+    noisy: bool = False
+    """Whether gradients were noise when last looked at."""
+    smooth: bool = False
+    """Whether many jumps in a row were accepted, so that noise would be something new."""
+    pause: int = FIRST_PAUSE
+    """Length of the next rest after the function has changed."""
     refusals: float = 0.0
     """Moving average over jumps: 1 for a refused one, 0 for an accepted one."""
     radius: float = inf

@@ -25,23 +25,18 @@ from .._driver import logger
 from .._ranks.placement import is_dtensor, local_part
 from .._records import JumpRecord
 from .._tensors.checkpoint import Entries
-from .gradient_memory import FIRST_REST, LONGEST_REST, GradientMemory
+from .gradient_memory import BRIEF_LOOK, FIRST_REST, LONGEST_REST, LOOK, GradientMemory
+from .noise import CERTAIN, PROBATION, has_changed, is_noise
 from .residual import Reading
 from .secants import COARSE_RIDGE, RIDGE, Proposal, Secants
 
-SUSPECT, NOISY = 0.25, 0.5
-"""Asymmetry above which gradients are noise: after plain steps, and after jumps, whose length makes it larger."""
-PROBATION = 6
-"""Jumps that have to be accepted before noise is no longer suspected."""
-DOUBTFUL = 0.15
-"""Asymmetry above which gradients are noise if the newest is also ..."""
-NEW = 0.75
-"""... outside the span of the older ones to at least this part."""
 FLATTER, STEEPER = 0.3, 4.0
 """A jump passes if the slope along it is at most this part of what it was, and the gradient no more than so many times
 as long."""
 RETRIES = 2
 """A refused jump is shortened this many times before the weights return to the plain point."""
+PATIENCE = 6
+"""The same where jumps have led so far that the base alone might be unstable."""
 SHORTEST, LONGEST = 0.1, 0.5
 """Limits of the part of a refused jump that is tried next."""
 GROWTH = 4.0
@@ -52,11 +47,14 @@ FIRST_MOMENTS = ("momentum_buffer", "exp_avg")
 """Names that torch's optimizers give them."""
 CALM = 0.1
 """Average of refusals below which the next rest is short again."""
+LONGER = 4
+"""A rest after the function has changed is this many times as long as the last of its kind."""
 
 UNKNOWN_DECAY = (
     "Anderson makes plain steps: it does not know how {name} applies weight_decay, so its gradients do not show "
     "where the minimum is. Use residual='step', or add the penalty to the loss."
 )
+OWN_PAIRS = "Anderson makes plain steps: LBFGS keeps pairs of points and gradients itself; jumps would falsify them."
 
 
 class GradientDriver(GradientMemory):
@@ -86,6 +84,9 @@ class GradientDriver(GradientMemory):
     @torch.no_grad()  # gradients may have a graph of their own, and closures enable it
     def measure(self) -> bool:
         """Take in the gradient before the base sees it; False if it refuses the jump that led here."""
+        if isinstance(self.base, torch.optim.LBFGS):
+            self.tell_once(OWN_PAIRS)
+            return True
         if not self.space.blocks:
             return True
         state, history = self.state, self.history
@@ -122,9 +123,12 @@ class GradientDriver(GradientMemory):
         state = self.state
         if secants.gradient_norm == 0:
             self.skip("converged", secants)
-        elif state.proven < PROBATION and is_noise(secants, jumped=state.proven > 0):
+        elif state.proven < PROBATION and is_noise(state, secants):
             self.skip("noisy", secants)
+            state.noisy = state.proven == 0 and not state.smooth
             self.rest()
+        elif state.noisy and self.history.pairs <= CERTAIN:
+            state.look = CERTAIN + 1 - self.history.pairs
         elif (proposal := secants.propose(state.radius)) is None:
             self.skip("no_descent", secants)
         else:
@@ -159,10 +163,13 @@ class GradientDriver(GradientMemory):
             return True
         record, tries = self.record, state.tries
         self.refuse()
-        if tries < RETRIES and state.refusals <= TOO_MANY and secants.finite:
+        proven = state.proven >= PROBATION
+        changed = tries > 0 and proven and has_changed(secants, tries + 1)
+        again = tries < PATIENCE if proven else tries < RETRIES and state.refusals <= TOO_MANY
+        if again and not changed and secants.finite:
             self.shorten(secants, slope, record, tries)
         else:
-            self.go_back()
+            self.go_back(changed)
             if not secants.finite:
                 self.forget()
         return False
@@ -192,6 +199,8 @@ class GradientDriver(GradientMemory):
         state.rest = FIRST_REST if state.refusals < CALM else state.rest
         state.radius = GROWTH * state.length
         state.proven += 1
+        state.smooth = state.smooth or state.proven == PROBATION
+        state.noisy = state.noisy and not state.smooth
         self.forget_momentum()
         self.conclude("")
 
@@ -218,17 +227,21 @@ class GradientDriver(GradientMemory):
         assert record is not None
         self.attempt(replace(record, step_ratio=part * record.step_ratio))
 
-    def go_back(self) -> None:
-        """Return to the plain point, and rest if that was one refusal too many."""
+    def go_back(self, changed: bool = False) -> None:
+        """Return to the plain point; rest if that was one refusal too many, for long if the function has changed."""
+        state = self.state
         self.space.write(self.plain, everything=True)
-        self.state.radius = self.state.length / 2
-        if self.state.refusals > TOO_MANY:
+        state.radius = state.length / 2
+        if changed or state.refusals > TOO_MANY:
             self.rest()
+        if changed:
+            self.resting, state.pause, state.smooth = state.pause, LONGER * state.pause, False
 
     def rest(self) -> None:
         """Leave the next steps to the base, then look again."""
         state = self.state
         self.clear(zero=False)
+        state.look = BRIEF_LOOK if state.noisy else LOOK
         self.resting, state.rest = state.rest, min(2 * state.rest, LONGEST_REST)
         state.refusals, state.radius = TOO_MANY / 2, inf
 
@@ -282,11 +295,3 @@ class GradientDriver(GradientMemory):
         """Let a pending jump stay, undecided."""
         if self.state.pending:
             self.conclude("outside_write")
-
-
-def is_noise(secants: Secants, jumped: bool) -> bool:
-    """Whether gradients change as noise does, not as a smooth loss lets them; jumps leave more room for doubt."""
-    asymmetry = secants.asymmetry()
-    if jumped:
-        return asymmetry > NOISY
-    return asymmetry > SUSPECT or (asymmetry > DOUBTFUL and secants.novelty() > NEW)

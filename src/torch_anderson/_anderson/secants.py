@@ -25,8 +25,6 @@ CURVED = 1e-8
 """A pair defines H if the cosine of s and y is above this: BFGS needs positive curvature."""
 RIDGE, COARSE_RIDGE = 1e-10, 1e-5
 """Regularization of the least squares, for products in float64, and for those that are good to 1e-6."""
-RECENT = 3
-"""Pairs that noise is judged by."""
 
 Matrix = Sequence[Sequence[float]]
 
@@ -70,13 +68,13 @@ class Secants:
 
     # ------------------------------------------------------------------------------------------------------- noise
 
-    def asymmetry(self) -> float:
-        """How far s_i'y_j and s_j'y_i are apart: 0 for a smooth loss, about 0.7 if gradients are noise.
+    def asymmetry(self, pairs: int) -> float:
+        """How far s_i'y_j and s_j'y_i of the newest pairs are apart: 0 for a smooth loss, about 0.7 for noise.
 
         For a smooth loss both are s_i'(Hessian) s_j. Under noise one of them is nearly 0: a step depends on the noise
         of gradients before it, never on that of later ones.
         """
-        recent = self.slots[:RECENT]
+        recent = self.slots[:pairs]
         lengths = [sqrt(self.matrix[self.s(i)][self.s(i)]) or 1.0 for i in recent]
         scaled = [
             [self.matrix[self.s(i)][j] / (a * b) for j, b in zip(recent, lengths, strict=True)]
@@ -85,6 +83,11 @@ class Secants:
         off = [(i, j) for i in range(len(recent)) for j in range(len(recent)) if i != j]
         total = hypot(*(scaled[i][j] for i, j in off))
         return hypot(*(scaled[i][j] - scaled[j][i] for i, j in off)) / (2 * total) if total else 0.0
+
+    def stretch(self, slots: Sequence[int]) -> float:
+        """|y| / |s| from before the oldest of these pairs to after the newest, if no pair is left out."""
+        y, s = (sum(self.matrix[i][j] for i in rows for j in rows) for rows in (slots, [*map(self.s, slots)]))
+        return sqrt(max(y, 0.0) / s) if s > 0 else 0.0
 
     def novelty(self) -> float:
         """The part of the newest y that the older ones do not span, from 0 to 1; near 1 if gradients are noise."""
