@@ -41,7 +41,7 @@ format: $(VENV)/dev.stamp ## format the code and mend what ruff can mend
 	$(PY) -m ruff check --fix-only .
 	$(PY) -m ruff format .
 
-demo: $(VENV)/lab.stamp ## three experiments in small: a table here, a page to read
+demo: $(VENV)/lab.stamp ## an equation solved, three experiments in small: tables here, pages to read
 	$(PY) examples/demo.py
 
 bench: $(addprefix bench-,$(BENCHMARKS)) ## run all benchmarks; one of them: make bench-<name>

@@ -174,7 +174,8 @@ def cole_hopf(points):
 EQUATIONS = {f.__name__: f for f in (burgers, convection, poisson, helmholtz, reaction)}
 
 
-def run(name, seed, seconds, dtype):
+def solve(name, seed, seconds, dtype):
+    """The relative L2 error after so many seconds of processor time, and the optimizer's counters."""
     torch.set_default_dtype(dtype)
     torch.manual_seed(seed)
     model, terms, points, solution = EQUATIONS[name]()
@@ -186,8 +187,11 @@ def run(name, seed, seconds, dtype):
         optimizer.step(objective)
     with torch.no_grad():
         found = model(points.to(dtype))[:, 0].double()
-    error = float((found - expected).norm() / expected.norm())
-    stats = optimizer.stats.as_dict()
+    return float((found - expected).norm() / expected.norm()), optimizer.stats.as_dict()
+
+
+def run(name, seed, seconds, dtype):
+    error, stats = solve(name, seed, seconds, dtype)
     kept = {key: round(stats[key], 4) for key in ("accepted", "rejected_loss", "length", "blocks", "boost")}
     print(f"{name:12} seed {seed}  {seconds:g} s  relative L2 error {error:.1e}  {kept}", flush=True)
 

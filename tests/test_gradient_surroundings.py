@@ -156,6 +156,25 @@ def test_another_weight_decay_starts_the_history_anew():
     assert optimizer.stats.counts["restarts"] == 1
 
 
+def test_a_step_at_rate_zero_counts_as_rest_in_a_copy_too():
+    """A copy compares notes with other ranks first, and so makes its first step another way."""
+    weight, function = quadratic()
+    optimizer = Anderson(torch.optim.SGD([weight], lr=0.1), warmup=6)
+
+    def step():
+        optimizer.zero_grad()
+        function().backward()
+        optimizer.step()
+
+    for _ in range(3):
+        step()
+    other = copy.deepcopy(optimizer)
+    for each in (optimizer, other):
+        each.param_groups[0]["lr"] = 0.0
+        each.step()
+    assert optimizer._driver.resting == other._driver.resting == 2
+
+
 def test_one_pair_is_not_enough_to_tell_noise():
     weight, _ = quadratic()
     with pytest.raises(ValueError, match="history_size"):

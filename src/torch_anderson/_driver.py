@@ -98,6 +98,8 @@ class Driver(ABC):
     def idle(self, base_step: BaseStep) -> Any:
         """Make a base step at rate 0: distributed checkpoints make an optimizer allocate its state this way."""
         loss, _ = base_step()
+        if self.resting:
+            self.count_rest()  # as a step at rest does that nobody looks at
         self.look()
         return loss
 

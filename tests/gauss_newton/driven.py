@@ -5,6 +5,7 @@ from torch.optim import SGD
 from training import BASES, batch, loss_of, make_model
 
 from torch_anderson import GaussNewton
+from torch_anderson._gauss_newton.state import FIXED
 
 EAGER = {"budget": 0.9}
 """Jumps as often as possible: at step 16, and then every 10 steps while jumps pay."""
@@ -13,9 +14,11 @@ FIRST = 16
 
 
 def driven(base="sgd", loss="mse", dtype=torch.float64, model=None, **options):
-    """A model and its optimizer."""
+    """A model and its optimizer, which takes samples to be the same at all steps and makes its jumps at once."""
     model = model or make_model(dtype=dtype)
-    return model, GaussNewton(BASES[base](model.parameters()), loss=loss, **{**EAGER, **options})
+    optimizer = GaussNewton(BASES[base](model.parameters()), loss=loss, **{**EAGER, **options})
+    optimizer._driver.state.samples = FIXED
+    return model, optimizer
 
 
 def predictions(model, i=0):

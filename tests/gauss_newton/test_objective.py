@@ -221,7 +221,7 @@ def whole(optimizer, objective, model):
 def test_an_objective_needs_no_outputs_and_trains_as_the_ordinary_way():
     model, optimizer = driven_by(whole)
     twin, expected = driven_by(by_hand)
-    assert expected.stats.counts["accepted"] > 2
+    assert expected.stats.counts["accepted"] > 0
     assert counts(optimizer) == counts(expected)
     torch.testing.assert_close(weights(model), weights(twin), rtol=1e-3, atol=1e-4)
 

@@ -15,8 +15,8 @@ from torch_anderson import GaussNewton, Objective, Term
 from torch_anderson._gauss_newton import jump
 from torch_anderson._gauss_newton.batch import Batch
 from torch_anderson._gauss_newton.misfit import Convex, Squares
-from torch_anderson._gauss_newton.normal import Memory
 from torch_anderson._gauss_newton.residuals import Residuals
+from torch_anderson._gauss_newton.rows import Memory, Rows
 from torch_anderson._ranks.ranks import Ranks
 
 X = torch.linspace(-1, 1, 30, dtype=torch.float64).reshape(-1, 1)
@@ -39,8 +39,8 @@ def measured(model, function=fit_sine, loss=None, points=X, fitted=20, weight=2.
     residuals.prepare(residuals.read(), samples, {"only": fitted})
     here = residuals.read()
     batch = Batch(samples, {"only": fitted}, {"only": weight}, residuals.misfits(here, samples))
-    rows = torch.empty(fitted * residuals.terms["only"].size, residuals.n, dtype=torch.float64)
-    return jump.measure(residuals, batch, Ranks(), here, {"only": None}, rows)
+    count = fitted * residuals.terms["only"].size, here.device
+    return jump.measure(residuals, batch, Ranks(), here, {"only": None}, Rows(residuals.layout, *count, Memory()))
 
 
 def dense(model, function, points, weight=2.0):
@@ -136,8 +136,9 @@ def test_other_losses_have_the_generalised_gauss_newton_matrix_of_autograd(kind)
     curvature = torch.autograd.functional.hessian(total, z).reshape(z.numel(), z.numel())
     gradient = torch.autograd.functional.jacobian(total, z).reshape(-1)
     assert found.loss == pytest.approx(float(total(z)))
-    torch.testing.assert_close(2 * found.rows.T @ found.rows, slopes.T @ curvature @ slopes, rtol=1e-8, atol=1e-8)
-    torch.testing.assert_close(2 * found.rows.T @ found.right, slopes.T @ gradient, rtol=1e-8, atol=1e-8)
+    rows = found.rows.dense
+    torch.testing.assert_close(2 * rows.T @ rows, slopes.T @ curvature @ slopes, rtol=1e-8, atol=1e-8)
+    torch.testing.assert_close(2 * rows.T @ found.right, slopes.T @ gradient, rtol=1e-8, atol=1e-8)
 
 
 def test_losses_along_parabolas_are_those_of_their_outputs():

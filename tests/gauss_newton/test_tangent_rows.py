@@ -8,8 +8,10 @@ from torch import nn
 from torch.func import grad, hessian, jacrev, jvp
 
 from torch_anderson import Objective, Term
-from torch_anderson._gauss_newton.normal import Memory, Normal, symmetric_product
+from torch_anderson._gauss_newton import rows as storage
+from torch_anderson._gauss_newton.normal import Normal
 from torch_anderson._gauss_newton.residuals import Residuals
+from torch_anderson._gauss_newton.rows import Layout, Memory, Rows, symmetric_product
 from torch_anderson._ranks.ranks import Ranks
 
 NU = 0.01 / math.pi
@@ -121,6 +123,13 @@ def flat(slopes, model):
     return torch.cat([(torch.zeros_like(p) if slope is None else slope).reshape(-1) for slope, p in pairs])
 
 
+def of_layers(dense, residuals):
+    """Dense rows of all parameters, as a place to write to."""
+    rows = Rows(residuals.layout.as_dense(), len(dense), dense.device, Memory())
+    rows.dense = dense
+    return rows
+
+
 @pytest.mark.parametrize("name", CASES)
 def test_values_and_rows_are_those_of_autograd(name):
     """In blocks of 10 of 23 samples, so that the last block is filled up."""
@@ -132,7 +141,7 @@ def test_values_and_rows_are_those_of_autograd(name):
     torch.testing.assert_close(found, expected, rtol=1e-10, atol=1e-10)
     rows = torch.empty(expected.numel(), residuals.n, dtype=torch.float64)
     sums = torch.rand(term.size, len(points), term.size, dtype=torch.float64)
-    residuals.rows(residuals.read(), {"only": (points,)}, {"only": sums}, rows)
+    residuals.rows(residuals.read(), {"only": (points,)}, {"only": sums}, of_layers(rows, residuals))
     weighed = torch.einsum("jkp,kpn->kjn", sums, slopes).reshape(-1, residuals.n)
     torch.testing.assert_close(rows, weighed, rtol=1e-9, atol=1e-9)
 
@@ -157,7 +166,9 @@ def test_a_function_that_needs_single_precision_gets_it():
     found = residuals.values(residuals.read(), {"only": (points,)})["only"]
     torch.testing.assert_close(found.float(), model(points @ matrix.T).detach())
     rows = torch.empty(9, residuals.n, dtype=torch.float64)
-    residuals.rows(residuals.read(), {"only": (points,)}, {"only": torch.ones(1, 9, 1).double()}, rows)
+    residuals.rows(
+        residuals.read(), {"only": (points,)}, {"only": torch.ones(1, 9, 1).double()}, of_layers(rows, residuals)
+    )
     model(points @ matrix.T).sum().backward()
     torch.testing.assert_close(rows.sum(0).float(), torch.cat([p.grad.reshape(-1) for p in model.parameters()]))
 
@@ -180,7 +191,7 @@ def test_the_damped_normal_equations_are_solved_in_both_forms(shape, damping):
     generator = torch.Generator().manual_seed(0)
     rows = torch.randn(shape, generator=generator, dtype=torch.float64)
     b = torch.randn(shape[0], generator=generator, dtype=torch.float64)
-    found = Normal(rows, damping, Ranks(), Memory()).solve(b)
+    found = Normal(Rows.of(rows), damping, Ranks(), Memory()).solve(b)
     matrix = torch.cat([rows, math.sqrt(damping) * torch.eye(shape[1], dtype=torch.float64)])
     expected = torch.linalg.lstsq(matrix, torch.cat([b, b.new_zeros(shape[1])]), driver="gelsd").solution
     torch.testing.assert_close(found, expected, rtol=1e-6, atol=1e-8)
@@ -188,12 +199,64 @@ def test_the_damped_normal_equations_are_solved_in_both_forms(shape, damping):
 
 def test_singular_systems_are_damped_until_they_can_be_solved():
     rows = torch.ones(6, 4, dtype=torch.float64)
-    normal = Normal(rows, 0.0, Ranks(), Memory())
+    normal = Normal(Rows.of(rows), 0.0, Ranks(), Memory())
     torch.testing.assert_close(rows @ normal.solve(torch.ones(6).double()), torch.ones(6).double(), rtol=1e-3, atol=0)
-    assert not Normal(0 * rows, 0.0, Ranks(), Memory()).solve(torch.ones(6).double()).any()
+    assert not Normal(Rows.of(0 * rows), 0.0, Ranks(), Memory()).solve(torch.ones(6).double()).any()
 
 
 def test_a_symmetric_product_has_its_lower_triangle():
     rows = torch.randn(250, 30, dtype=torch.float64)
     found = symmetric_product(rows, torch.empty(250, 250, dtype=torch.float64))
     torch.testing.assert_close(found.tril(), (rows @ rows.T).tril())
+
+
+@pytest.mark.parametrize("name", sorted(TRACED - {"no hidden layer"}))
+def test_rows_from_factors_are_the_dense_ones(name, monkeypatch):
+    """J J', J w and J' z with every weight matrix as factors, against dense rows."""
+    _, _, points, residuals = made(name)
+    monkeypatch.setattr(storage, "LARGE", 0)
+    monkeypatch.setattr(storage, "_cheap", lambda *_: True)
+    sums = torch.rand(residuals.terms["only"].size, len(points), residuals.terms["only"].size, dtype=torch.float64)
+    layout, count = residuals.layout, len(points) * residuals.terms["only"].size
+    assert layout.factored and any(
+        len(shape) == 2 and uses for shape, uses in zip(layout.shapes, layout.uses, strict=True)
+    )
+    dense, factored = (Rows(each, count, points.device, Memory()) for each in (layout.as_dense(), layout))
+    for rows in (dense, factored):
+        residuals.rows(residuals.read(), {"only": (points,)}, {"only": sums}, rows)
+    w, z = torch.randn(residuals.n, dtype=torch.float64), torch.randn(count, dtype=torch.float64)
+    j = dense.dense
+    scale = float(j.norm())
+    products = factored.products(torch.empty(count, count, dtype=torch.float64))
+    torch.testing.assert_close(products.tril(), (j @ j.T).tril(), rtol=1e-12, atol=1e-12 * scale**2)
+    torch.testing.assert_close(factored @ w, j @ w, rtol=1e-12, atol=1e-12 * scale * float(w.norm()))
+    torch.testing.assert_close(factored.transposed_times(z), j.T @ z, rtol=1e-12, atol=1e-12 * scale * float(z.norm()))
+
+
+def test_terms_with_other_numbers_of_uses_share_the_factors_of_a_matrix(monkeypatch):
+    torch.manual_seed(0)
+    model = mlp().double()
+    points, edges = torch.rand(11, 2, dtype=torch.float64), torch.rand(4, 2, dtype=torch.float64)
+    objective = Objective(model, inside=Term(burgers, points), edges=Term(lambda u, x: u(x), edges))
+    residuals = Residuals(objective, list(model.parameters()))
+    samples = {"inside": (points,), "edges": (edges,)}
+    residuals.prepare(residuals.read(), samples, {"inside": 8, "edges": 4})
+    monkeypatch.setattr(storage, "LARGE", 0)
+    monkeypatch.setattr(storage, "_cheap", lambda *_: True)
+    dense, factored = (Rows(x, 15, points.device, Memory()) for x in (residuals.layout.as_dense(), residuals.layout))
+    sums = {name: torch.ones(1, len(x[0]), 1, dtype=torch.float64) for name, x in samples.items()}
+    for rows in (dense, factored):
+        residuals.rows(residuals.read(), samples, sums, rows)
+    products = factored.products(torch.empty(15, 15, dtype=torch.float64)).tril()
+    torch.testing.assert_close(products, (dense.dense @ dense.dense.T).tril(), rtol=1e-12, atol=1e-12)
+
+
+@pytest.mark.parametrize(
+    ("shape", "uses", "factors"), [((200, 200), 4, True), ((20, 20), 4, False), ((200, 2), 4, False)]
+)
+def test_matrices_are_factors_where_that_takes_fewer_operations(shape, uses, factors):
+    rest = torch.Size([storage.LARGE])
+    layout = Layout.cheapest([torch.Size(shape), rest], [uses, 0])
+    assert layout.uses == (uses if factors else 0, 0)
+    assert layout.width == storage.LARGE + (uses * sum(shape) if factors else shape[0] * shape[1])
+    assert not Layout.cheapest([torch.Size((9, 9))], [1]).factored  # small networks have dense rows

@@ -90,6 +90,14 @@ class Batch:
             found += self.weights[name] * torch.stack([x.sum() / max(len(x), 1) for x in parts]).double().cpu()
         return found
 
+    def doubt(self, one: Values, other: Values) -> Tensor:
+        """The variance of the change of the loss from some outputs to others, as one of means over samples."""
+        found = torch.zeros((), dtype=torch.float64)
+        for name, misfit in self.misfits.items():
+            change = (misfit.each(other[name]) - misfit.each(one[name])).double().cpu()
+            found += self.weights[name] ** 2 * change.var(correction=0) / max(len(change) - 1, 1)
+        return found
+
     def along(self, start: Values, slope: Values, bend: Values, lengths: Tensor) -> Tensor:
         """The loss of all samples for outputs on parabolas, at each length."""
         found = torch.zeros_like(lengths)

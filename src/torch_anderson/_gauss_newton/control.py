@@ -3,7 +3,7 @@
 Costs are counted in gradients, never in seconds: reruns decide alike, and so do all ranks.
 """
 
-from math import ceil, log
+from math import ceil, inf, log
 
 from .solve import LinearModel, Move
 from .state import FEWEST, HISTORY, PERIOD, GaussNewtonState
@@ -64,8 +64,30 @@ def book(state: GaussNewtonState, budget: float, cost: float, before: float, aft
         state.base_rate += (1 - SMOOTHING) * (max(since, 0.0) / max(state.since_jump, 1) - state.base_rate)
     state.loss, state.gain, state.cost = after, fall(before, after), cost
     pays = state.gain > 0 and state.jump_rate >= state.base_rate
-    state.share = min(state.share * MORE, MOST * budget, 0.9) if pays else max(state.share / LESS, LEAST_SHARE)
-    state.wait = max(PERIOD, ceil(cost * (1 - state.share) / state.share))
+    plan(state, min(state.share * MORE, MOST * budget, 0.9) if pays else max(state.share / LESS, LEAST_SHARE))
+
+
+def plan(state: GaussNewtonState, share: float) -> None:
+    """Choose how long to wait such that jumps take this share of all cost."""
+    state.share = share
+    state.wait = max(PERIOD, ceil(state.cost * (1 - share) / share))
+
+
+def judge_proposal(state: GaussNewtonState, budget: float, before: float, after: float) -> bool:
+    """Whether to make a jump that changes the loss of samples it has not fitted; it was booked without gain.
+
+    On the samples of several steps it must gain more than base steps for its cost. Shares grow as for jumps that are
+    made at once, and fall by more.
+    """
+    state.gain = fall(before, after) if after < inf else -1.0
+    gains = state.gain > state.base_rate * state.cost
+    state.proposed = state.proposed - 1 if gains else 0
+    if not gains:
+        plan(state, max(state.share / LESS, LEAST_SHARE))
+    elif not state.proposed:
+        state.loss = after
+        plan(state, min(state.share * LESS * MORE, MOST * budget, 0.9))
+    return gains and not state.proposed
 
 
 def postpone(state: GaussNewtonState) -> None:

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from .._tensors.blocks import Space, Vector
+from .._tensors.members import Group
 from .outputs import Probe, Unusable
 from .solve import LinearModel
 from .state import FEWEST, HISTORY, GaussNewtonState
@@ -71,7 +72,8 @@ class HistoryDirections:
         for before, after, step in zip(start, now, self.step, strict=True):
             torch.sub(after, before, out=step)
             before.copy_(after)
-        self.idle = self.space.read_gradients(self.gradient, groups)
+        self.space.read_gradients(self.gradient, groups)
+        self.idle = self.space.idle(groups)
         return True
 
     def store(self) -> None:
@@ -84,11 +86,28 @@ class HistoryDirections:
         self.space.read(self.stored)
         self.state.stores += 1
 
+    def propose(self, jump: Vector) -> None:
+        """Make a row of a jump that other samples have to decide about; it replaces the oldest one."""
+        for rows, by in zip(self.rows, jump, strict=True):
+            rows[self.next_jump].copy_(by)
+
+    def proposal(self, groups: Sequence[Group]) -> Vector:
+        """The jump that was proposed, without parameters that the base has left alone since."""
+        found = [rows[self.next_jump] for rows in self.rows]
+        for part, idle in zip(found, self.space.idle(groups), strict=True):
+            for columns in idle:
+                part[columns] = 0
+        return found
+
+    @property
+    def next_jump(self) -> int:
+        """The row of the next jump."""
+        return HISTORY + self.state.jumps % JUMPS
+
     def keep(self, jump: Vector, point: Vector) -> None:
         """Make a row of a jump that was accepted, and measure the next difference from where it ended."""
-        slot = HISTORY + self.state.jumps % JUMPS
         for rows, stored, by, end in zip(self.rows, self.stored, jump, point, strict=True):
-            rows[slot].copy_(by)
+            rows[self.next_jump].copy_(by)
             stored.copy_(end)
         self.state.jumps += 1
 

@@ -6,7 +6,8 @@ them that makes the loss smallest by a damped linear model is tried, and kept if
 
 from __future__ import annotations
 
-import logging
+from collections.abc import Callable
+from contextlib import AbstractContextManager
 from functools import partial
 from math import isfinite, sqrt
 from typing import Any
@@ -16,16 +17,18 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from .._calls import BaseStep
-from .._driver import Driver, logger
 from .._records import JumpRecord
 from .._tensors.blocks import Space
 from .._tensors.checkpoint import STATE, Entries, Saved, Shapes, pack, unpack
-from .control import adapt_width, book, judge, postpone
+from .control import adapt_width, book, judge, judge_proposal, postpone
 from .directions import KEPT, STORE_PERIOD, HistoryDirections
-from .outputs import OutputsFn, Unusable, probing
+from .outputs import OutputsFn, Probe, Unusable, probing
+from .reporting import ReportingDriver
 from .solve import LinearModel, Move, solve_damped
-from .state import GaussNewtonState
+from .state import CHANGING, FIXED, JUDGES, UNKNOWN, GaussNewtonState
 
+SAME = 1e-6
+"""Samples are the same if their loss differs by less than this part."""
 TRIES = 3
 """Jumps that are tried, with more and more damping."""
 CONSTANT = (
@@ -35,14 +38,13 @@ CONSTANT = (
 NO_OUTPUTS = "step() was given no outputs; give an Objective, step(outputs=...) or set_batch(outputs=...)"
 
 
-class GaussNewtonDriver(Driver):
+class GaussNewtonDriver(ReportingDriver):
     """Gauss-Newton steps in the directions that training has shown, with forward passes alone."""
 
     kind = 2
 
     def __init__(self, base: Optimizer, options: Any):
         super().__init__(base, options)
-        self.stats.gauges = self.gauges
         self.state = GaussNewtonState(share=options.budget)
         self.build(self.space)
 
@@ -66,6 +68,10 @@ class GaussNewtonDriver(Driver):
             self.directions.store()
         if due:
             self.accelerate(outputs)
+        elif outputs is not None and self.state.proposed:
+            self.guarded(self.settle, outputs)
+        elif outputs is not None and self.due and self.state.samples == UNKNOWN:
+            self.guarded(self.witness, outputs)
         return loss
 
     @property
@@ -78,21 +84,56 @@ class GaussNewtonDriver(Driver):
         if outputs is None:
             self.skip(Unusable("no_outputs", NO_OUTPUTS))
             return
+        self.guarded(self.jump, outputs)
+        self.state.since_jump = 0
+
+    def guarded(self, evaluate: Callable[[OutputsFn], None], outputs: OutputsFn) -> None:
+        """Evaluate outputs; if they cannot be used, wait longer for the next jump."""
         try:
-            self.jump(outputs)
+            evaluate(outputs)
         except Unusable as problem:
             if problem.cause == "constant_outputs" and self.outputs_should_depend():
                 raise TypeError(CONSTANT) from None
             self.skip(problem)
             postpone(self.state)
-        self.state.since_jump = 0
+
+    def probing(self, outputs: OutputsFn) -> AbstractContextManager[Probe]:
+        """Evaluate outputs around ``start``, the present weights."""
+        params = [p for group in self.base.param_groups for p in group["params"]]
+        return probing(outputs, self.options.loss, self.space, self.start, params, self.stats.counts)
+
+    def witness(self, outputs: OutputsFn) -> None:
+        """Note the loss of this step's samples; the next step's tell at the same weights whether samples change."""
+        self.space.read(self.start)
+        with self.probing(outputs) as probe:
+            self.state.witness = probe.loss()
+
+    def compare_samples(self, probe: Probe) -> None:
+        """See whether samples are those of the last step, by their loss before the base step."""
+        before = probe.loss([-step for step in self.directions.step])
+        same = abs(before - self.state.witness) <= SAME * abs(before)
+        self.state.samples = FIXED if same else CHANGING
+
+    def settle(self, outputs: OutputsFn) -> None:
+        """Make the jump that was proposed if the loss of samples that it has not fitted falls by enough."""
+        self.space.read(self.start)
+        proposal = self.directions.proposal(self.base.param_groups)
+        with self.probing(outputs) as probe:
+            kept = judge_proposal(self.state, self.options.budget, probe.loss(), probe.loss(proposal))
+            if kept:
+                probe.end = probe.point
+        if kept:
+            self.directions.keep(proposal, probe.end)
+        elif not self.state.proposed:
+            self.stats.counts.update(accepted=-1, rejected_loss=1)
 
     def jump(self, outputs: OutputsFn) -> None:
         """Measure, fit, try, decide."""
         state, directions = self.state, self.directions
-        params = [p for group in self.base.param_groups for p in group["params"]]
-        with probing(outputs, self.options.loss, self.space, self.start, params, self.stats.counts) as probe:
+        with self.probing(outputs) as probe:
             model = directions.linearize(probe)
+            if state.samples == UNKNOWN:
+                self.compare_samples(probe)
             for _ in range(TRIES):
                 move = solve_damped(model, state.damping)
                 displacement = directions.move(move.coefficients)
@@ -100,19 +141,19 @@ class GaussNewtonDriver(Driver):
                 cause = judge(state, model, move, loss)
                 if not cause:
                     break
+            state.proposed = JUDGES if not cause and state.samples == CHANGING else 0
+            made = not cause and not state.proposed
             cost = probe.count * self.options.forward_cost
-            book(state, self.options.budget, cost, model.loss, model.loss if cause else loss)
+            book(state, self.options.budget, cost, model.loss, loss if made else model.loss)
             adapt_width(state, model)
-            if not cause:
+            if made:
                 probe.end = probe.point
-        if not cause:
+        if made:
             directions.keep(displacement, probe.end)
+        elif state.proposed:
+            directions.propose(displacement)
         state.suspicious = bool(cause)
-        self.stats.counts["attempted"] += 1
-        self.stats.counts[f"rejected_{cause}" if cause else "accepted"] += 1
-        self.stats.describe = partial(describe, state.k, model, move, cause)
-        if self.hooks or logger.isEnabledFor(logging.DEBUG):
-            self.publish()
+        self.report(cause, partial(describe, state.k, model, move, cause))
 
     def outputs_should_depend(self) -> bool:
         """Whether constant outputs are a mistake in the program: the loss depends on the weights, and all take part.
@@ -122,12 +163,6 @@ class GaussNewtonDriver(Driver):
         everybody = len(self.space.params) == sum(p.numel() > 0 for g in self.base.param_groups for p in g["params"])
         everybody = everybody and not any(self.directions.idle)
         return everybody and self.directions.has_gradient and not self.stats.counts["attempted"]
-
-    def skip(self, problem: Unusable) -> None:
-        """Count and report a jump that was not tried."""
-        self.stats.counts[f"skipped_{problem.cause}"] += 1
-        if problem.cause != "converged":
-            self.tell_once(f"GaussNewton makes plain steps: {problem}.")
 
     def gauges(self) -> dict[str, float]:
         """What the driver has set itself."""
@@ -170,9 +205,6 @@ class GaussNewtonDriver(Driver):
         """Forget all directions, and what was adapted to them."""
         self.resume(GaussNewtonState(share=self.options.budget, k=self.state.k))
         self.stats.counts["restarts"] += 1
-
-    def cancel(self) -> None:
-        """Nothing is under way between two steps."""
 
 
 def describe(step: int, model: LinearModel, move: Move, cause: str) -> JumpRecord:

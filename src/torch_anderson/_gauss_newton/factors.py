@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 from torch.fx import Graph, GraphModule, Node
 
+from .rows import Pair
 from .trace import ATEN, Untraceable, shape
 
 SPREAD = {ATEN.mul.Tensor, ATEN.div.Tensor, ATEN.sub.Tensor, ATEN.expand.default}
@@ -47,8 +48,13 @@ class Factors:
         last.args = ((last.args[0], tuple(use.output for use in self.uses), tuple(factors)),)
         self.forward = GraphModule(module, graph).forward
 
-    def __call__(self, arguments: Sequence[Tensor], sums: Tensor, out: Sequence[Tensor]) -> None:
-        """Write the rows of weighted sums of residuals, by weights (rows, N, p), to ``out``: (N, rows, numbers)."""
+    def count_uses(self, parameter: int) -> int | None:
+        """Number of outer products in a row of this parameter; None if there is more to it."""
+        uses = [use.factor for use in self.uses if use.parameter == parameter]
+        return None if None in uses else sum(shape(factor)[0] // self.count for factor in uses if factor is not None)
+
+    def __call__(self, arguments: Sequence[Tensor], sums: Tensor, out: Sequence[Tensor | Pair]) -> None:
+        """Write the rows of weighted sums of residuals, by weights (p', N, p), to ``out``: (k p', numbers), k <= N."""
         with torch.enable_grad():
             residuals, outputs, factors = self.forward(*arguments)
         given = iter(factors)
@@ -56,9 +62,11 @@ class Factors:
         for j, weights in enumerate(sums):
             more = j < len(sums) - 1
             slopes = torch.autograd.grad(residuals, outputs, weights, retain_graph=more, allow_unused=True)
-            self._write(left, slopes, [part[:, j] for part in out])
+            self._write(left, slopes, [part[j :: len(sums)] for part in out])
 
-    def _write(self, left: Sequence[Tensor | None], slopes: Sequence[Tensor | None], out: Sequence[Tensor]) -> None:
+    def _write(
+        self, left: Sequence[Tensor | None], slopes: Sequence[Tensor | None], out: Sequence[Tensor | Pair]
+    ) -> None:
         """Rows of one residual of each sample."""
         pairs: list[list[tuple[Tensor, Tensor]]] = [[] for _ in out]
         sums: list[list[Tensor]] = [[] for _ in out]
@@ -66,18 +74,29 @@ class Factors:
             if b is None:
                 continue
             if a is None:
-                sums[use.parameter].append(b.reshape(self.count, -1, out[use.parameter].shape[1]).sum(1))
+                sums[use.parameter].append(b.reshape(self.count, -1, out[use.parameter].shape[-1]).sum(1))
             else:  # several rows of a sample in one product lie one after the other
                 a, b = (x.reshape(self.count, -1, x.shape[-1]) for x in (a, b))
                 pairs[use.parameter].append((b, a) if use.transposed else (a, b))
         for part, products, terms in zip(out, pairs, sums, strict=True):
-            if products:
-                one, other = (torch.cat(x, 1) for x in zip(*products, strict=True))
-                torch.bmm(one.mT, other, out=part.unflatten(1, (one.shape[2], other.shape[2])))
-            else:
+            k = part.shape[0]
+            if not products:
                 part.zero_()
-            for term in terms:
-                part += term
+            else:
+                one, other = (torch.cat(x, 1)[:k] for x in zip(*products, strict=True))
+                part.write(one, other) if isinstance(part, Pair) else _write_dense(one, other, part)
+            if isinstance(part, Tensor):
+                for term in terms:
+                    part += term[:k]
+
+
+def _write_dense(one: Tensor, other: Tensor, part: Tensor) -> None:
+    """Sums of outer products."""
+    shaped = part.unflatten(1, (one.shape[2], other.shape[2]))
+    if part.dtype == one.dtype:
+        torch.bmm(one.mT, other, out=shaped)
+    else:
+        shaped.copy_(torch.bmm(one.mT, other))
 
 
 def _uses(graph: Graph, parameters: int, count: int) -> list[Use]:

@@ -9,9 +9,10 @@ from torch import Tensor
 
 from .._ranks.ranks import Ranks
 from .batch import Batch, weighted
-from .normal import Memory, Normal
+from .normal import Normal
 from .outputs import Unusable, agreeing
 from .residuals import Residuals, Values
+from .rows import Memory, Rows
 from .search import Path, Trial
 
 MOMENTUM = 0.5
@@ -32,7 +33,7 @@ class Model:
     weights: Tensor
     values: Values
     """Outputs of all samples."""
-    rows: Tensor
+    rows: Rows
     """J: rows of the fitted samples."""
     right: Tensor
     """r, such that the loss of the fitted samples is |r + J dw|^2 nearby, up to a constant."""
@@ -64,7 +65,7 @@ class Move:
 
 
 def measure(
-    residuals: Residuals, batch: Batch, ranks: Ranks, weights: Tensor, known: dict[str, Tensor | None], rows: Tensor
+    residuals: Residuals, batch: Batch, ranks: Ranks, weights: Tensor, known: dict[str, Tensor | None], rows: Rows
 ) -> Model:
     """Evaluate outputs where they are not known, and rows of fitted samples."""
     with agreeing(ranks):

@@ -12,54 +12,28 @@ from torch import Tensor
 
 from .._ranks.ranks import Ranks, all_gather
 from .outputs import Unusable
+from .rows import Memory, Rows, symmetric_product
 
-STRIP = 96
-"""Rows of a symmetric product that are computed at once, up to its diagonal: nearly half of the work is saved."""
 FLOOR = 1e-14
 """Least damping, relative to the mean squared length of a row."""
 TRIES = 40
 """Dampings, each ten times the last, before a matrix is given up."""
 
 
-class Memory:
-    """Large matrices that the next jump uses again: new memory would cost as much time as filling it."""
-
-    def __init__(self) -> None:
-        self._kept: dict[str, Tensor] = {}
-
-    def matrix(self, name: str, rows: int, columns: int, device: torch.device) -> Tensor:
-        """A matrix in float64 with any numbers."""
-        found = self._kept.get(name)
-        if found is None or found.shape != (rows, columns) or found.device != device:
-            self._kept.pop(name, None)
-            found = self._kept[name] = torch.empty(rows, columns, dtype=torch.float64, device=device)
-        return found
-
-
-def symmetric_product(rows: Tensor, out: Tensor) -> Tensor:
-    """The lower triangle of ``rows @ rows.T``; what is above it is not defined.
-
-    >>> symmetric_product(torch.tensor([[1.0, 2.0], [3.0, 4.0]]), torch.empty(2, 2)).tril()
-    tensor([[ 5.,  0.],
-            [11., 25.]])
-    """
-    for start in range(0, len(rows), STRIP):
-        stop = start + STRIP
-        torch.mm(rows[start:stop], rows[:stop].T, out=out[start:stop, :stop])
-    return out
-
-
 class Normal:
     """The map S: in the dual form if there are at most as many rows as weights, on all ranks together."""
 
-    def __init__(self, rows: Tensor, damping: float, ranks: Ranks, memory: Memory):
+    def __init__(self, rows: Rows, damping: float, ranks: Ranks, memory: Memory):
         self.ranks = ranks
         self.most = int(ranks.largest(torch.tensor(float(len(rows)))))
         self.dual = self.most * ranks.size <= rows.shape[1]
-        self.rows = self._gathered(rows) if self.dual else rows / sqrt(ranks.size) if ranks.size > 1 else rows
-        sides = self.rows if self.dual else self.rows.T
-        matrix = symmetric_product(sides, memory.matrix("products", len(sides), len(sides), rows.device))
-        if not self.dual:
+        self.rows = rows if ranks.size == 1 else Rows.of(self._shared(rows.dense))
+        side = len(self.rows) if self.dual else rows.shape[1]
+        matrix = memory.matrix("products", side, side, rows.dense.device)
+        if self.dual:
+            self.rows.products(matrix)
+        else:
+            symmetric_product(self.rows.dense.T, matrix)
             matrix = ranks.sum(matrix.tril_() if ranks.size > 1 else matrix)
         diagonal = matrix.diagonal().clone()
         mean = float(diagonal.sum()) / (self.most * ranks.size)
@@ -67,6 +41,10 @@ class Normal:
             raise Unusable("nonfinite_outputs", "derivatives of the residuals by the weights are not finite")
         self.damping = max(damping, FLOOR * mean, 1e-300)
         self.factor = self._factor(matrix, diagonal)
+
+    def _shared(self, rows: Tensor) -> Tensor:
+        """The rows of all ranks in the dual form, and this rank's part in the other."""
+        return self._gathered(rows) if self.dual else rows / sqrt(self.ranks.size)
 
     def _gathered(self, right: Tensor) -> Tensor:
         """Rows, or numbers that belong to them, of all ranks; filled up with zeros where a rank has fewer."""
@@ -90,10 +68,10 @@ class Normal:
     def solve(self, right: Tensor) -> Tensor:
         """S b, bit for bit the same on all ranks, for the b of this rank's rows."""
         if self.dual:
-            found = self.rows.T @ self._inverse(self._gathered(right))
+            found = self.rows.transposed_times(self._inverse(self._gathered(right)))
         else:
             scaled = right / sqrt(self.ranks.size) if self.ranks.size > 1 else right
-            found = self._inverse(self.ranks.sum(self.rows.T @ scaled))
+            found = self._inverse(self.ranks.sum(self.rows.transposed_times(scaled)))
         # Processors may round differently: all ranks take the numbers of the first.
         return found if self.ranks.size == 1 else self.ranks.sum(found if self.ranks.index == 0 else 0 * found)
 

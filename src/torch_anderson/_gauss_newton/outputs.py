@@ -209,7 +209,7 @@ class Probe:
             self.shapes = outputs.shapes
             return outputs
 
-    def loss(self, displacement: Vector) -> float:
+    def loss(self, displacement: Vector | None = None) -> float:
         """The loss at displaced weights, over all ranks; infinite where outputs are not finite."""
         ranks = self.space.ranks
         try:

@@ -15,9 +15,12 @@ from .misfit import Convex, Squares
 from .objective import Closure, Objective
 from .outputs import Unusable
 from .population import Samples
+from .rows import Layout, Rows
 from .term import ADVICE
 from .term_residuals import SEEN, TermResiduals, close
 
+GUESS = 4
+"""Uses of a weight matrix in a residual with derivatives."""
 BLOCK = 500
 """Most samples that are evaluated at once."""
 Values = dict[str, Tensor]
@@ -41,6 +44,7 @@ class Residuals:
         self.n = sum(self.sizes)
         self.terms = {name: TermResiduals(objective, name, names, list(self.constants)) for name in objective.terms}
         self.dtype = torch.float64
+        self.prepared = False
         self._constants: list[Tensor] = []
 
     def prepare(self, weights: Tensor, samples: Given, counts: Mapping[str, int] | None = None) -> None:
@@ -80,6 +84,7 @@ class Residuals:
             except Exception as problem:
                 problem.add_note(ADVICE.format(name=name))
                 raise
+        self.prepared = True
 
     def read(self) -> Tensor:
         """The parameters as one vector."""
@@ -109,18 +114,23 @@ class Residuals:
         return {name: term.values(fixed, self._converted(samples[name])).double() for name, term in self.terms.items()}
 
     @torch.no_grad()
-    def rows(self, weights: Tensor, samples: Given, sums: Values, out: Tensor) -> None:
+    def rows(self, weights: Tensor, samples: Given, sums: Values, out: Rows) -> None:
         """Write the rows of weighted sums of residuals to ``out``, one term after the other."""
         fixed, done = self._fixed(weights), 0
         for name, term in self.terms.items():
-            count = len(samples[name][0])
-            part = out[done : done + count * term.size]
-            own = part if self.dtype == out.dtype else part.to(self.dtype)
-            shaped = own.view(count, term.size, self.n)
-            term.rows(fixed, self._converted(samples[name]), sums[name].to(self.dtype), shaped)
-            if own is not part:
-                part.copy_(own)
-            done += count * term.size
+            count = len(samples[name][0]) * term.size
+            parts = out.parts(slice(done, done + count))
+            term.rows(fixed, self._converted(samples[name]), sums[name].to(self.dtype), parts)
+            done += count
+
+    @property
+    def layout(self) -> Layout:
+        """How rows are best stored: by the uses of parameters in the traces, or a guess before there are any."""
+        shapes = [p.shape for p in self.params]
+        if not self.prepared:
+            return Layout.cheapest(shapes, [GUESS if len(shape) == 2 else 0 for shape in shapes])
+        counts = [term.uses for term in self.terms.values()]
+        return Layout.cheapest(shapes, [0 if None in uses else max(uses) for uses in zip(*counts, strict=True)])
 
     @torch.no_grad()
     def misfits(self, weights: Tensor, samples: Given) -> dict[str, Squares | Convex]:

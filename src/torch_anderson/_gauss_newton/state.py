@@ -1,6 +1,7 @@
 """The numbers that the driver, its directions and its control share, and a checkpoint keeps."""
 
 from dataclasses import dataclass
+from math import inf
 
 PERIOD = 10
 """Fewest base steps between two jumps."""
@@ -9,6 +10,12 @@ HISTORY = 20
 FEWEST = 2
 """Differences before the first jump, and the fewest in use."""
 FIRST_DAMPING = 1e-3
+
+
+JUDGES = 6
+"""Steps on whose samples a proposal must gain."""
+UNKNOWN, FIXED, CHANGING = 0, 1, 2
+"""Whether samples are the same at every step."""
 
 
 @dataclass
@@ -42,3 +49,9 @@ class GaussNewtonState:
     """Gain of the last jump."""
     cost: float = 0.0
     """Cost of the last jump, in gradients."""
+    samples: int = UNKNOWN
+    """Whether samples are the same at every step; if not, jumps are proposals, and other samples decide about them."""
+    witness: float = inf
+    """The loss of one step's samples, to be compared with that of the next step's samples at the same weights."""
+    proposed: int = 0
+    """Number of steps whose samples have yet to decide about a proposal."""

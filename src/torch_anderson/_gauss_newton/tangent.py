@@ -13,6 +13,7 @@ more for their cost than jumps do.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from math import sqrt
 from typing import Any
 
 import torch
@@ -27,9 +28,10 @@ from .objective import Closure, Objective
 from .outputs import Unusable, agreeing
 from .population import Samples
 from .residuals import Residuals, Values
+from .rows import Layout, Rows
 from .search import Found, search
 from .tangent_memory import TangentMemory
-from .tangent_state import FIRST_WAIT, jump_cost
+from .tangent_state import DOUBT, FIRST_WAIT, jump_cost
 
 MOST_ROWS = 2.0
 """Rows, in multiples of the number of weights, beyond which there are no more ..."""
@@ -52,15 +54,19 @@ class TangentDriver(TangentMemory):
         closure = self.ahead
         if closure is None:  # some frameworks give samples during the base step
             loss, closure = self.plain(base_step)
+            bound = {} if closure is None else closure.bound
+            if self.state.pending and closure is not None and bound:
+                self.settle(closure.objective, bound)
             if self.due:
-                self.accelerate(closure, {} if closure is None else closure.bound)
+                self.accelerate(closure, bound)
             return loss
         if self.state.pending and closure.bound:
             self.settle(closure.objective, closure.bound)
         if not self.due or self.early(closure):
             return self.plain(base_step)[0]
         bound = closure.bound  # what the base's own evaluation draws is not for the jump
-        loss = self.plain(base_step)[0] if self.state.compares else None
+        proposes = bool(bound) and not self.state.trusted
+        loss = self.plain(base_step)[0] if self.state.compares and not proposes else None
         self.ahead = None
         found = self.accelerate(closure, bound)
         if loss is None:
@@ -83,10 +89,11 @@ class TangentDriver(TangentMemory):
         if self.acted(version):
             self.state.k += 1
             self.state.since += 1
+        self.resting = 0 if self.state.pending else max(self.state.wait - self.state.since - 1, 0)
         return found
 
     def accelerate(self, closure: Closure | None, bound: Mapping[str, Samples]) -> Tensor | None:
-        """Jump, and return the loss before it; None, with the weights as they were, if that cannot be tried."""
+        """Jump, and return the loss before it; None, with the weights as they were, if the base is to make a step."""
         try:
             if not isinstance(closure, Closure):
                 raise Unusable("no_outputs", NO_OBJECTIVE)
@@ -98,8 +105,8 @@ class TangentDriver(TangentMemory):
             self.state.postpone()
             return None
 
-    def jump(self, objective: Objective, bound: Mapping[str, Samples]) -> Tensor:
-        """Measure, fit, try, decide."""
+    def jump(self, objective: Objective, bound: Mapping[str, Samples]) -> Tensor | None:
+        """Measure, fit, try, decide; returns the loss before, or None for a jump that is a proposal."""
         state, residuals = self.state, self.prepared(objective, bound)
         counts = self.plan(residuals, bound, state.whole_blocks)
         model = self.measured(residuals, bound, counts)
@@ -107,10 +114,16 @@ class TangentDriver(TangentMemory):
         move = fit(model, before, state.damping(model.square), state.length, self.memory)
         found = search(path(model, move), state.length, state.longer)
         accepted = found.best.loss < model.loss
-        self.go(model, move, found) if accepted else self.stay(model)
+        proposes = counts.noisy and not state.trusted
+        if not accepted:
+            self.stay(model)
+        elif proposes:
+            self.propose(model, move, found)
+        else:
+            self.go(model, move, found)
         self.adapt(model, found, accepted, counts)
-        self.record(model, move, accepted)
-        return torch.tensor(model.loss, dtype=self.space.blocks[0].dtype)
+        self.record(model, move, accepted, made=accepted and not proposes)
+        return None if proposes else torch.tensor(model.loss, dtype=self.space.blocks[0].dtype)
 
     # -------------------------------------------------------------------------------------------- measure: samples
 
@@ -140,8 +153,13 @@ class TangentDriver(TangentMemory):
 
     def plan(self, residuals: Residuals, bound: Mapping[str, Samples], blocks: int) -> Plan:
         """Numbers of samples for a jump."""
-        most = min(max(MOST_ROWS * residuals.n, ROWS), MOST_BYTES / 8 / residuals.n)
-        return plan(residuals, bound, blocks, most)
+        layout, numbers = self.layout(residuals), MOST_BYTES / 8
+        most = min(max(MOST_ROWS * residuals.n, ROWS), numbers / layout.width)
+        return plan(residuals, bound, blocks, min(most, sqrt(numbers)) if layout.factored else most)
+
+    def layout(self, residuals: Residuals) -> Layout:
+        """How rows are stored; several ranks exchange dense ones."""
+        return residuals.layout if self.space.ranks.size == 1 else residuals.layout.as_dense()
 
     def measured(self, residuals: Residuals, bound: Mapping[str, Samples], counts: Plan) -> Model:
         """Draw samples, see what base steps have gained, and linearize the residuals."""
@@ -149,9 +167,9 @@ class TangentDriver(TangentMemory):
         samples, known = objective.population(counts.total, bound, here)
         batch = self.batch(residuals, samples, bound, counts.fitted)
         if self.state.jumps and self.state.since:
-            here, known = self.better(residuals, batch, here), dict.fromkeys(known)
+            here, known = self.better(residuals, batch, here, counts.noisy), dict.fromkeys(known)
         count = sum(residuals.terms[name].size * fitted for name, fitted in counts.fitted.items())
-        rows = self.memory.matrix("rows", count, residuals.n, here.device)
+        rows = Rows(self.layout(residuals), count, here.device, self.memory)
         model = measure(residuals, batch, self.space.ranks, here, known, rows)
         if self.state.jumps % RECHECK == RECHECK - 1 and self.changed(model):
             residuals.prepare(here, samples)
@@ -184,48 +202,63 @@ class TangentDriver(TangentMemory):
             self.stop()
         return now
 
-    def better(self, residuals: Residuals, batch: Batch, now: Tensor) -> Tensor:
-        """The weights after base steps, or those before if the loss has grown too much; books what was gained."""
+    def better(self, residuals: Residuals, batch: Batch, now: Tensor, noisy: bool) -> Tensor:
+        """The weights after base steps, or those before if the loss has grown too much; books what was gained.
+
+        Samples of one step tell too little to undo base steps.
+        """
         state, last = self.state, self.flat(self.weights, residuals)
-        before, after = self.compared(residuals, batch, last, now)
+        before, after, _ = self.compared(residuals, batch, last, now)
         most = before if state.compares else TOO_MUCH * before
-        state.book_base(fall(before, after) if after < torch.inf else -1.0)
-        if not after <= most:
+        state.book_base(fall(before, after) if after < torch.inf else -1.0, noisy)
+        if not noisy and not after <= most:
             return last
         self.stop()
         return now
 
-    def compared(self, residuals: Residuals, batch: Batch, *places: Tensor) -> list[float]:
-        """The loss of a batch at several places, over all ranks."""
-        found = [batch.losses(residuals.values(weights, batch.samples))[0] for weights in places]
-        return self.space.ranks.mean(torch.stack(found)).tolist()  # type: ignore[no-any-return]
+    def compared(self, residuals: Residuals, batch: Batch, *places: Tensor) -> tuple[float, float, float]:
+        """The loss of a batch at two places, over all ranks, and the standard error of their difference."""
+        one, other = (residuals.values(weights, batch.samples) for weights in places)
+        losses = [batch.losses(values)[0] for values in (one, other)]
+        before, after, variance = self.space.ranks.mean(torch.stack([*losses, batch.doubt(one, other)])).tolist()
+        return before, after, sqrt(variance / self.space.ranks.size)
 
     def settle(self, objective: Objective, bound: Mapping[str, Samples]) -> None:
-        """Undo the last jump if the loss of other samples has grown by it: it has fitted the noise of its own."""
+        """Decide about the last jump by samples that it has not fitted: it may have fitted the noise of its own.
+
+        A proposal is added to the present weights if it gains enough; a jump that was made is undone if it gains
+        nothing. Base steps since the jump remain.
+        """
         residuals, state = self.prepared(objective, bound), self.state
-        if not torch.equal(residuals.read(), residuals.rounded(self.flat(self.weights, residuals))):
-            state.pending = False  # somebody else has written to the parameters
-            return
         batch = self.batch(residuals, objective.examples(bound, self.plan(residuals, bound, 1).total), bound)
-        origin, last = (self.flat(vector, residuals) for vector in (self.origin, self.weights))
-        before, after = self.compared(residuals, batch, origin, last)
-        state.pending = False
-        state.book_jump(fall(before, after) if after < torch.inf else -1.0)
-        if not after < before:
-            self.write(origin, residuals)
+        here, last, other = self.place(residuals), *(self.flat(x, residuals) for x in (self.weights, self.other))
+        there = other if torch.equal(here, last) else here + (other - last)
+        before, after, error = self.compared(residuals, batch, *((there, here) if state.trusted else (here, there)))
+        gain = fall(before, after + DOUBT * error) if after < torch.inf else -1.0
+        made = state.trusted
+        kept = state.judge(gain, after < before)
+        if kept != made:
+            self.write(there, residuals)
+        if not kept:
             self.stop()
             self.stats.counts.update(accepted=-1, rejected_loss=1)
-        state.decide(self.options.budget, noisy=True)
 
     # ----------------------------------------------------------------------------------------------------- decide
 
     def go(self, model: Model, move: Move, found: Found) -> None:
         """Write the best weights."""
         weights, residuals = move.end(model.weights, found.best.length), model.residuals
-        self.keep_all(model.weights, self.origin, residuals)
+        self.keep_all(model.weights, self.other, residuals)
         self.keep(move.jump, self.momentum, residuals)
         self.write(weights, residuals)
         self.retain(model, found.best.values, weights)
+
+    def propose(self, model: Model, move: Move, found: Found) -> None:
+        """Remember the best weights; the base goes on from the present ones."""
+        residuals = model.residuals
+        self.keep_all(move.end(model.weights, found.best.length), self.other, residuals)
+        self.keep_all(model.weights, self.weights, residuals)
+        self.keep(move.jump, self.momentum, residuals)
 
     def stay(self, model: Model) -> None:
         """Write the weights that the jump began at, which may be those before the last base steps."""
@@ -249,10 +282,11 @@ class TangentDriver(TangentMemory):
         if model.unseen:
             state.adapt_rows(fitted, unseen, counts.most)
         state.cost = self.cost(model, found)
-        if not counts.noisy:
+        if counts.noisy:
+            state.await_samples(accepted)
+        else:
             state.book_jump(unseen if model.unseen else fitted)
-        state.pending = counts.noisy and accepted  # the next samples tell what it was worth
-        state.decide(self.options.budget, counts.noisy)
+            state.decide(self.options.budget)
         self.stats.counts["extra_evaluations"] += found.tried
 
     def cost(self, model: Model, found: Found) -> float:
@@ -260,4 +294,4 @@ class TangentDriver(TangentMemory):
         rows, weights = model.rows.shape
         samples = sum(len(x[0]) for x in model.batch.samples.values())
         part = sum(model.batch.fitted.values()) / samples
-        return jump_cost(rows, weights, part, samples, (part + 1 + found.tried) * self.options.forward_cost)
+        return jump_cost(rows, weights, samples, (part + 1 + found.tried) * self.options.forward_cost)

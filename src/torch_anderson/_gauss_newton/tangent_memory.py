@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from functools import partial
 from math import sqrt
 from typing import Any
@@ -11,16 +10,15 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
-from .._driver import Driver, logger
 from .._ranks.placement import is_dtensor
 from .._records import JumpRecord
 from .._tensors.blocks import Space, Vector
 from .._tensors.checkpoint import STATE, Entries, Saved, Shapes, pack, unpack
 from .flat import double_vector, gathered, scatter
 from .jump import Model, Move
-from .normal import Memory
-from .outputs import Unusable
+from .reporting import ReportingDriver
 from .residuals import Residuals
+from .rows import Memory
 from .tangent_state import TangentState
 
 SHARDED = (
@@ -29,14 +27,13 @@ SHARDED = (
 )
 
 
-class TangentMemory(Driver):
+class TangentMemory(ReportingDriver):
     """The last jump, the weights before and after it in float64, and all that is adapted."""
 
     kind = 3
 
     def __init__(self, base: Optimizer, options: Any):
         super().__init__(base, options)
-        self.stats.gauges = self.gauges
         self.state = TangentState(share=options.budget)
         self.residuals: Residuals | None = None
         self.build(self.space)
@@ -68,23 +65,13 @@ class TangentMemory(Driver):
 
     # ---------------------------------------------------------------------------------------------- reporting
 
-    def record(self, model: Model, move: Move, accepted: bool) -> None:
+    def record(self, model: Model, move: Move, accepted: bool, made: bool) -> None:
         """Count and report a jump."""
-        self.state.k += accepted
-        self.stats.counts["attempted"] += 1
-        self.stats.counts["accepted" if accepted else "rejected_loss"] += 1
+        self.state.k += made
         rows, cause = len(model.rows), "" if accepted else "loss"
         norms = sqrt(max(model.fitted, 0.0)), sqrt(max(move.promised, 0.0))
         length = float(move.jump.norm())
-        self.stats.describe = partial(JumpRecord, self.state.k, *norms, rows, rows, length, cause=cause)
-        if self.hooks or logger.isEnabledFor(logging.DEBUG):
-            self.publish()
-
-    def skip(self, problem: Unusable) -> None:
-        """Count and report a jump that was not tried."""
-        self.stats.counts[f"skipped_{problem.cause}"] += 1
-        if problem.cause != "converged":
-            self.tell_once(f"GaussNewton makes plain steps: {problem}.")
+        self.report(cause, partial(JumpRecord, self.state.k, *norms, rows, rows, length, cause=cause))
 
     def gauges(self) -> dict[str, float]:
         """What the driver has set itself."""
@@ -98,23 +85,29 @@ class TangentMemory(Driver):
         """Steps that changed parameters; before the first, jumps that were refused, as they leave a memory too."""
         return self.state.k or self.state.jumps
 
+    def count_rest(self) -> None:
+        """Count a base step without a look at the parameters."""
+        super().count_rest()
+        self.state.k += 1
+        self.state.since += 1
+
     def build(self, space: Space) -> None:
         """Make room for the last jump, and for the weights before and after it."""
         if any(map(is_dtensor, space.params)):
             raise ValueError(SHARDED)
-        self.momentum, self.origin, self.weights = (double_vector(space) for _ in range(3))
+        self.momentum, self.other, self.weights = (double_vector(space) for _ in range(3))
         self.memory = Memory()
         self.residuals = None
 
     def saved(self) -> Saved:
         """The last jump, the weights before and after it, and all numbers."""
         counts = torch.tensor(self.stats.counters(), dtype=torch.float64)
-        vectors = {"momentum": self.momentum, "origin": self.origin, "weights": self.weights}
+        vectors = {"momentum": self.momentum, "other": self.other, "weights": self.weights}
         return Saved(vectors, {STATE: pack(self.state, self.kind), "counts": counts})
 
     def shapes(self) -> Shapes:
         """The last jump, and the weights before and after it."""
-        return dict.fromkeys(("momentum", "origin", "weights"), ("directions", ()))
+        return dict.fromkeys(("momentum", "other", "weights"), ("directions", ()))
 
     def load_numbers(self, found: dict[Tensor, Entries]) -> None:
         """Continue where the entries were saved."""
@@ -124,9 +117,6 @@ class TangentMemory(Driver):
 
     def forget(self) -> None:
         """Forget the last jump, and what was adapted."""
-        self.state = TangentState(share=self.options.budget, k=self.state.k)
+        self.state, self.resting = TangentState(share=self.options.budget, k=self.state.k), 0
         self.stop()
         self.stats.counts["restarts"] += 1
-
-    def cancel(self) -> None:
-        """Nothing is under way between two steps."""

@@ -33,10 +33,16 @@ RARER = 4
 """Factor between the numbers of jumps after which the base makes a step to compare with."""
 LONGEST_WAIT = 500
 """Most base steps between two jumps that cannot be tried."""
-ROWS_COST, ALGEBRA = 2.0, 1 / 250
-"""Cost of rows, in gradients on as many samples, and of a number in their Gram matrix, in those of one sample."""
+ROWS_COST = 2.0
+"""Cost of a row, in gradients of one sample."""
+GRADIENT_FLOPS, OVERHEAD = 6, 66_000
+"""Operations for each weight in a gradient of one sample, and its further costs as a number of weights."""
 FIRST_WAIT = 10
 """Base steps before the first jump where every step has other samples."""
+FIRST_REST, LONGEST_REST = 8.0, 1024.0
+"""Cost of base steps before the next jump, in jumps, if jumps on samples of one step do not pay: doubled each time."""
+DOUBT = 3.0
+"""Standard errors by which a jump must have gained on samples of the next step."""
 
 
 @dataclass
@@ -68,7 +74,11 @@ class TangentState:
     fall_unseen: float = 0.0
     """Those on samples that were not fitted."""
     pending: bool = False
-    """Whether other samples have to tell what the last jump was worth."""
+    """Whether the samples of the next step decide about the last jump."""
+    trusted: bool = False
+    """Whether jumps on samples of one step are made at once, and undone if need be; otherwise they are proposals."""
+    rest: float = FIRST_REST
+    """Cost of base steps before the next jump, in jumps, if jumps on samples of one step do not pay."""
     cost: float = 1.0
     """Cost of the last jump, in gradients."""
     jump_rate: float = 0.0
@@ -118,9 +128,14 @@ class TangentState:
         """Wait longer after a jump that could not be tried."""
         self.since, self.wait = 0, min(max(2 * self.wait, 1), LONGEST_WAIT)
 
-    def book_base(self, gain: float) -> None:
-        """Enter what the base steps since the last jump gained."""
-        self.base_rate += (1 - SMOOTHING) * (gain / max(self.since, 1) - self.base_rate)
+    def book_base(self, gain: float, noisy: bool = False) -> None:
+        """Enter what the base steps since the last jump gained.
+
+        The first of them counts little, as it gains more than those after it; not where samples change, and it is a
+        mean over many steps.
+        """
+        weight = 1.0 if noisy and not self.base_rate else 1 - SMOOTHING
+        self.base_rate += weight * (gain / max(self.since, 1) - self.base_rate)
         if self.compares:
             self.next_trial = RARER * (self.jumps + 1)
 
@@ -128,21 +143,48 @@ class TangentState:
         """Enter what the last jump gained."""
         self.jump_rate += (1 - SMOOTHING) * (gain / self.cost - self.jump_rate)
 
-    def decide(self, budget: float, noisy: bool) -> None:
+    def await_samples(self, accepted: bool) -> None:
+        """Let the samples of the next step decide about a jump on those of this one, if it is worth a look."""
+        self.pending, self.since, self.wait = accepted, 0, 0
+        if not accepted:
+            self.distrust()
+
+    def judge(self, gain: float, falls: bool) -> bool:
+        """Whether to keep a jump that gained so much, without doubt, on samples of the next step.
+
+        A proposal must gain more than base steps for its cost; without a measurement of those, none is accepted. A jump
+        that was made is kept if the loss falls.
+        """
+        self.book_jump(gain)
+        self.pending, made = False, self.trusted
+        enough = self.base_rate != 0 and gain > max(self.base_rate, 0.0) * self.cost
+        if enough:
+            self.trusted, self.wait, self.rest = True, 0, max(self.rest / 2, FIRST_REST)
+        elif not made or not self.jump_rate > max(self.base_rate, 0.0):
+            self.distrust()
+        return falls if made else enough
+
+    def distrust(self) -> None:
+        """Make base steps, twice as many as the last time, before the next jump on samples of one step."""
+        self.trusted, self.wait = False, max(FIRST_WAIT, ceil(self.rest * self.cost))
+        self.rest = min(2 * self.rest, LONGEST_REST)
+
+    def decide(self, budget: float) -> None:
         """Choose how many base steps to make before the next jump: none as long as jumps pay."""
         self.since = 0
-        if self.pays(noisy):
+        if self.pays:
             self.share, self.wait = max(budget, min(self.share * MORE, 0.9)), 0
         else:
             self.share = max(self.share / LESS, LEAST_SHARE)
             self.wait = ceil(self.cost * (1 - self.share) / self.share)
 
-    def pays(self, noisy: bool) -> bool:
-        """Whether jumps go on. Where every step has other samples, they must have gained on those of the next."""
-        enough = self.jump_rate >= PATIENCE * self.base_rate
-        return (enough and self.jump_rate > 0) if noisy else (enough or self.base_rate <= 0)
+    @property
+    def pays(self) -> bool:
+        """Whether jumps go on."""
+        return self.jump_rate >= PATIENCE * self.base_rate or self.base_rate <= 0
 
 
-def jump_cost(rows: int, weights: int, fitted: float, samples: int, forwards: float) -> float:
-    """Cost of a jump, in gradients on all its samples: algebra, rows of a part of them, and forward passes."""
-    return ALGEBRA * rows * min(rows, weights) / samples + fitted * ROWS_COST + forwards
+def jump_cost(rows: int, weights: int, samples: int, forwards: float) -> float:
+    """Cost of a jump, in gradients on all its samples: algebra, rows, and forward passes."""
+    algebra = min(rows, weights) * weights / GRADIENT_FLOPS / (weights + OVERHEAD)
+    return (algebra + ROWS_COST) * rows / samples + forwards

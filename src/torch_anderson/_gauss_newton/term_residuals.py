@@ -17,6 +17,7 @@ from .misfit import Convex
 from .objective import Objective, at_point
 from .outputs import Unusable
 from .population import Samples
+from .rows import Pair
 from .term import real_view
 from .trace import trace
 
@@ -24,6 +25,8 @@ SEEN = 4
 """Samples on which traced residuals and rows are compared with those of torch.func."""
 CLOSE = 3e-8
 """Largest difference, relative to the largest number, in float64."""
+MOST_NUMBERS = 10_000_000
+"""Numbers in the rows of a block that is not traced."""
 HISTORY = "Evaluate in model.eval(), or build GaussNewton(..., directions='history')"
 
 
@@ -100,10 +103,10 @@ class TermResiduals:
         if rows == self.plain_rows:
             arguments = [*arguments[: len(self.keys)], *(x[:SEEN] for x in arguments[len(self.keys) :])]
         sizes, count = [x.numel() for x in arguments[: self.trained]], len(arguments[-1])
-        out = arguments[0].new_empty(count, self.size, sum(sizes))
+        out = arguments[0].new_empty(min(count, SEEN) * self.size, sum(sizes))
         eye = torch.eye(self.size, dtype=out.dtype, device=out.device)
-        rows(arguments, eye.unsqueeze(1).expand(-1, count, -1), out.split(sizes, -1))
-        return out[:SEEN]
+        rows(arguments, eye.unsqueeze(1).expand(-1, count, -1), out.split(sizes, 1))
+        return out
 
     # ------------------------------------------------------------------------------------------------- the plain way
 
@@ -111,13 +114,14 @@ class TermResiduals:
         """Residuals of some samples; the arguments are weights, constants, a one for each sample, and the samples."""
         return torch.vmap(self._one, self._dims(arguments), randomness="different")(*arguments)
 
-    def plain_rows(self, arguments: Sequence[Tensor | None], sums: Tensor, out: Sequence[Tensor]) -> None:
+    def plain_rows(self, arguments: Sequence[Tensor | None], sums: Tensor, out: Sequence[Tensor | Pair]) -> None:
         """Write the rows of weighted sums of residuals to ``out``, by differentiating the residuals of each sample."""
         rows = jacrev(self._one, argnums=tuple(range(self.trained)))
         slopes = torch.vmap(rows, self._dims(arguments), randomness="different")(*arguments)
         for part, slope in zip(out, slopes, strict=True):
             flat = slope.detach().reshape(*slope.shape[:2], -1)
-            part.copy_(torch.einsum("jkp,kpn->kjn", sums, flat))
+            assert isinstance(part, Tensor)  # there are no factors
+            part.copy_(torch.einsum("jkp,kpn->kjn", sums, flat).flatten(0, 1))
 
     def convex(self, function: Callable[..., Tensor], fixed: Sequence[Tensor], samples: Samples) -> Convex:
         """The loss of single samples, with what the term's function returned besides the output."""
@@ -159,24 +163,32 @@ class TermResiduals:
                 found.append(self.traced(*fixed, some[0].new_ones(self.block, dtype=fixed[0].dtype), *some)[:count])
         return torch.cat(found) if found else fixed[0].new_empty(0, self.size)
 
-    def rows(self, fixed: Sequence[Tensor], samples: Samples, sums: Tensor, out: Tensor) -> None:
-        """Write the rows of weighted sums of residuals, by weights (rows, k, p), to ``out``: (k, rows, n)."""
-        sizes, done = [x.numel() for x in fixed[: self.trained]], 0
-        rows = self.factors or self.plain_rows
-        for some, count in self._blocks((*samples, sums.movedim(1, 0))):
-            part = out[done : done + count] if count == self.block else out.new_empty(self.block, *out.shape[1:])
-            one = some[0].new_ones(self.block, dtype=fixed[0].dtype)
-            rows([*fixed, one, *some[:-1]], some[-1].movedim(0, 1), part.split(sizes, -1))
-            if count < self.block:
-                out[done : done + count] = part[:count]
-            done += count
+    @property
+    def uses(self) -> list[int | None]:
+        """Numbers of outer products in the rows of each parameter; None where rows are not sums of them."""
+        factors = self.factors
+        return [factors.count_uses(i) if factors else None for i in range(self.trained)]
 
-    def _blocks(self, samples: Samples) -> Iterator[tuple[Samples, int]]:
-        """Blocks of constant length; the last one is filled up with its first sample."""
-        for start in range(0, len(samples[0]), self.block):
-            some = tuple(x[start : start + self.block] for x in samples)
+    def rows(self, fixed: Sequence[Tensor], samples: Samples, sums: Tensor, out: Sequence[Tensor | Pair]) -> None:
+        """Write the rows of weighted sums of residuals, by weights (p', k, p), to ``out``: (k p', numbers)."""
+        done, residuals = 0, len(sums)
+        for some, count in self._blocks((*samples, sums.movedim(1, 0)), None if self.factors else self._few(fixed)):
+            parts = [part[done : done + count * residuals] for part in out]
+            one = some[0].new_ones(len(some[0]), dtype=fixed[0].dtype)
+            (self.factors or self.plain_rows)([*fixed, one, *some[:-1]], some[-1].movedim(0, 1), parts)
+            done += count * residuals
+
+    def _few(self, fixed: Sequence[Tensor]) -> int:
+        """Samples whose rows by ``plain_rows`` fit into the memory for them."""
+        numbers = self.size * sum(x.numel() for x in fixed[: self.trained])
+        return max(1, min(self.block, MOST_NUMBERS // numbers))
+
+    def _blocks(self, samples: Samples, most: int | None = None) -> Iterator[tuple[Samples, int]]:
+        """Blocks of constant length, the last of which is filled up with its first sample; or of ``most`` samples."""
+        for start in range(0, len(samples[0]), most or self.block):
+            some = tuple(x[start : start + (most or self.block)] for x in samples)
             count = len(some[0])
-            if count < self.block:
+            if count < self.block and not most:
                 some = tuple(torch.cat([x, x[:1].expand(self.block - count, *x.shape[1:])]) for x in some)
             yield some, count
 

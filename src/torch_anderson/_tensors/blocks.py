@@ -234,21 +234,22 @@ class Space:
         if parcels:
             exchange(parcels)
 
-    def read_gradients(self, vector: Vector, groups: Sequence[Group]) -> list[list[slice]]:
-        """Copy the gradients, times the learning rates in units of the largest, to a vector.
-
-        Returns the columns of each block that the base leaves alone.
-        """
-        rates = {p: 1.0 if group.get("lr") is None else float(group["lr"]) for group in groups for p in group["params"]}
-        most = max(rates.values(), default=0.0) or 1.0
-        idle = []
-        for block, part in zip(self.blocks, vector, strict=True):
+    def read_gradients(self, vector: Vector, groups: Sequence[Group]) -> None:
+        """Copy the gradients, times the learning rates in units of the largest, to a vector."""
+        for block, part, relative in zip(self.blocks, vector, self._rates(groups), strict=True):
             block.read_gradients(part)
-            relative = [rates[p] / most for p in block.params]
             if relative.count(1.0) < len(relative):
                 torch._foreach_mul_(block.pieces(part), relative)
-            idle.append(block.idle(relative))
-        return idle
+
+    def idle(self, groups: Sequence[Group]) -> list[list[slice]]:
+        """The columns of each block that the base leaves alone."""
+        return [block.idle(rates) for block, rates in zip(self.blocks, self._rates(groups), strict=True)]
+
+    def _rates(self, groups: Sequence[Group]) -> list[list[float]]:
+        """Learning rates of the parameters of each block, in units of the largest."""
+        rates = {p: 1.0 if group.get("lr") is None else float(group["lr"]) for group in groups for p in group["params"]}
+        most = max(rates.values(), default=0.0) or 1.0
+        return [[rates[p] / most for p in block.params] for block in self.blocks]
 
     def note_gradients(self) -> None:
         """Remember, before a base step, which parameters it will leave alone."""

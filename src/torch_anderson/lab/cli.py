@@ -225,6 +225,8 @@ class Equations:
     """As in 7, or 0,3,5, or 0:20 (without 20). Seeds from 100 on are for tuning and are not shown on the page."""
     seconds: float = 120.0
     """Processor time of each run. A long run contains the short ones, except for methods with a schedule."""
+    rates: Annotated[tuple[float, ...], arg(metavar="RATE ...")] = ()
+    """Learning rates of the methods that have a choice. Default: all."""
     best: bool = False
     """Only the best learning rate of each method, as far as runs of its rates are there, instead of all rates."""
     jobs: int | None = None

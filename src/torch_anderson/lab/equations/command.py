@@ -29,6 +29,7 @@ def carry_out(
     methods: Sequence[str],
     seeds: str,
     seconds: float,
+    rates: Sequence[float],
     best: bool,
     jobs: int | None,
     results: Path,
@@ -46,6 +47,9 @@ def carry_out(
     if only != "page":
         records = known(results)
         asked = plan(problems, methods, parse_seeds(seeds), seconds, best_rates(records) if best else None)
+        asked = [entry for entry in asked if not rates or entry.rate in chosen_rates(entry.method, rates)]
+        if not asked:
+            raise BadInput("No run is left: none of these methods has one of these rates.")
         left = unfinished(asked, records)
         announce(console, asked, left, results, processes)
         if dry_run:
@@ -55,6 +59,12 @@ def carry_out(
     if only != "runs":
         show_page(console, results, out)
     return failed
+
+
+def chosen_rates(method: str, rates: Sequence[float]) -> Sequence[float | None]:
+    """Those that a method is run at: what was asked for, if it has a choice."""
+    own = METHODS[method].rates
+    return own if len(own) == 1 else rates
 
 
 def known(results: Path) -> list[Record]:

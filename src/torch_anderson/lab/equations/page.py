@@ -10,7 +10,7 @@ from ..figures import save
 from ..page import Cell, Table, wrapped
 from ..provenance import origin
 from ..results import write_bytes
-from ..screen import complain, tell
+from ..screen import complain, show_table, tell
 from ..sweep import check_writable
 from .figures import draw_errors, draw_picture
 from .methods import METHODS, PERIOD
@@ -67,6 +67,11 @@ def show_page(console: Console, results: Path, out: Path) -> None:
     page, problems = build_page(results, out)
     for message in problems:
         complain(message)
+    scores = Scores(load(results)[0])
+    for problem in scores.problems:
+        table = error_table(scores, problem)
+        rows = [[each.text for each in row] for row in table.rows]
+        show_table(console, f"{problem.title}: error after", table.headers, rows)
     tell(console, f"Page: {page.resolve()}")
 
 
