@@ -74,7 +74,7 @@ BASES = {
 
 def left_alone(optimizer):
     """Whether the base makes plain steps, because jumps would falsify what it knows."""
-    return isinstance(optimizer.base, torch.optim.LBFGS) and optimizer.options.residual == "gradient"
+    return isinstance(optimizer.base, torch.optim.LBFGS) and getattr(optimizer.options, "residual", None) == "gradient"
 
 
 def make_model(seed=0, dtype=torch.float32):
