@@ -24,7 +24,7 @@ from torch.utils._pytree import tree_map
 from training import EAGER, assert_same, batch, counts, make_model, weights
 
 from torch_anderson import Anderson, GaussNewton, MovingAverage, Objective, Storage, Term
-from torch_anderson._anderson.gradient_memory import BRIEF_LOOK, FIRST_REST, LONGEST_REST, LOOK
+from torch_anderson._anderson.gradient_memory import FIRST_REST, LONGEST_REST
 
 BASES = {
     "sgd": lambda params: SGD(params, lr=0.1),
@@ -412,20 +412,27 @@ def test_the_cost_of_a_step_of_the_paper_is_limited(base, model):
 @pytest.mark.parametrize("base", BASES)
 @on_device
 def test_under_noise_a_step_costs_nothing_but_when_it_looks(base, model):
-    """It looks at some gradients, rests, looks again, and each rest is longer, up to a limit.
+    """It looks at some gradients, rests, looks again, and each rest is longer. The first step makes room.
 
-    Looks after the first are shorter, unless they leave it in doubt, which they do not here. The first step makes room.
+    A look that leaves it in doubt goes on, and judges once more.
     """
-    found = costs(partial(noisy_network, *MODELS[model]), BASES[base], 100)
-    looks, decided, at, rest, length = [], [], 0, FIRST_REST, LOOK
-    while at + length <= len(found):
-        looks += range(at, at + length)
-        decided.append(looks[-1])
-        at, rest, length = at + length + rest, min(2 * rest, LONGEST_REST), BRIEF_LOOK
-    found = found[:at]
-    assert_within("defaults, noise is found", [found[i] for i in decided])
-    assert_within("defaults, a gradient is stored", [found[i] for i in looks[1:] if i not in decided])
-    assert_within("defaults, at rest", [cost for i, cost in enumerate(found) if i not in looks])
+    plain = _costs(partial(noisy_network, *MODELS[model]), BASES[base], 100)
+    params, backward = noisy_network(*MODELS[model])
+    optimizer = Anderson(BASES[base](params))
+    judged, stored, rested = [], [], []
+    for i in range(100):
+        resting, judges = optimizer._driver.resting, optimizer._driver.state.look == 1
+        optimizer.zero_grad()
+        backward()
+        with counted() as cost:
+            optimizer.step()
+        if i:
+            (rested if resting else judged if judges else stored).append(cost - plain[i])
+    assert optimizer.stats.counts["skipped_noisy"] >= 4
+    assert len(rested) >= FIRST_REST + 2 * FIRST_REST + 4 * FIRST_REST + LONGEST_REST
+    assert_within("defaults, noise is found", judged)
+    assert_within("defaults, a gradient is stored", stored)
+    assert_within("defaults, at rest", rested)
 
 
 @pytest.mark.parametrize("model", MODELS)

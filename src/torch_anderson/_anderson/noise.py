@@ -17,7 +17,7 @@ DOUBTFUL = 0.15
 """Asymmetry above which gradients are noise if the newest is also ..."""
 NEW = 0.5
 """... to this part outside the span of the older ones."""
-CHANGED = 5.0
+CHANGED = 50.0
 """The function has changed if a gradient differs by so many times what curvature explains."""
 
 
