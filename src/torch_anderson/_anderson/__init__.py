@@ -1,1 +1,1 @@
-"""Anderson acceleration, driven by residuals: the door, the algorithm, and one module for each part of it."""
+"""Anderson acceleration, driven by residuals: the public class (``door``), the algorithms, and their parts."""

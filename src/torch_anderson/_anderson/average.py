@@ -59,11 +59,11 @@ class Window:
         self.count = 0
         """Points since the window was last cleared."""
         self.stale = 0
-        """Points until the window holds none from before somebody else wrote to the weights."""
+        """Points to add until the window holds none from before other code wrote to the weights."""
 
     @property
     def newest(self) -> Vector:
-        """The point that came last."""
+        """The newest point."""
         return [points[(self.count - 1) % self.length] for points in self.points]
 
     def push(self, point: Vector | None, restart: bool = False) -> None:
@@ -77,7 +77,7 @@ class Window:
                 row.copy_(part)
 
     def clear(self) -> None:
-        """Start anew."""
+        """Empty the window."""
         self.count = self.stale = 0
 
     def average(self, residual_max: Tensor, out: Vector) -> Tensor | None:
@@ -100,8 +100,8 @@ class Window:
     def _mean(self, points: Tensor, out: Tensor) -> Tensor:
         """Put the mean of the points into ``out``; returns the largest standard deviation of an entry.
 
-        Points are shifted by one of them first: raw weights in float32 would be all cancellation. A few passes over a
-        chunk take less time than a product with a t x t projection, and about a tenth of ``torch.var_mean``'s.
+        Points are shifted by one of them first: raw weights in float32 would lose all digits to cancellation. A few
+        passes over a chunk take less time than a product with a projection, and about a tenth of ``torch.var_mean``'s.
         """
         mean_weights, line = (weights.to(points) for weights in self._weights)
         variances = []

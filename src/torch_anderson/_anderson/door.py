@@ -1,4 +1,4 @@
-"""``Anderson``: the door to acceleration by gradients, and by the residuals of base steps as in the paper."""
+"""``Anderson``: the public class, for acceleration by gradients, or by residuals of base steps as in the paper."""
 
 from __future__ import annotations
 
@@ -21,16 +21,16 @@ from .storage import Storage
 
 RESIDUALS = ("gradient", "step")
 SAFEGUARDS = {"gradient": ("gradient", None), "step": ("residual", "loss", None)}
-"""Those of each kind of residual; the first is what ``"auto"`` means."""
+"""Allowed safeguards for each kind of residual; the first is what ``"auto"`` means."""
 FEWEST = 2
-"""Pairs of gradients that it takes to tell noise."""
+"""Least ``history_size`` with gradients: fewer pairs cannot show noise."""
 OF_STEPS = {"store_period": 1, "relaxation": 1.0, "average": None, "regularization": 1e-12, "max_jump": inf}
 """Options that belong to ``residual="step"``, with their defaults."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class AndersonOptions(Options):
-    """The options of ``Anderson``, described there, as checked."""
+    """The options of ``Anderson``, described there, after they were checked."""
 
     residual: str
     history_size: int
@@ -76,11 +76,11 @@ class AndersonOptions(Options):
 class Anderson(WrappedOptimizer):
     r"""Anderson acceleration of any first-order optimizer.
 
-    Each gradient, with the weights it was computed at, is a pair. The last pairs tell how the gradient changes with
-    the weights, and after a base step the weights jump to where it would vanish: by limited-memory BFGS, and by
+    Each gradient, with the weights it was computed at, is a pair. The last pairs show how the gradient changes with
+    the weights, and after a base step the weights jump to where it should vanish: by limited-memory BFGS, and by
     Anderson's least squares :math:`\min \lVert g - Y y \rVert` where that explains the gradient. The next gradient,
-    which training computes anyway, decides: the jump stays, is shortened, or is taken back. Where gradients are noisy,
-    as those of small batches are, it rests, at no cost, and looks again later.
+    which training computes anyway, decides: the jump stays, is shortened, or is undone. Where gradients are noisy, as
+    those of small batches are, it rests: it makes plain steps at almost no cost, and tests again later.
 
     ``residual="step"`` is the method of the paper: one base step is one evaluation of a fixed-point map,
     :math:`w \to u = w + r`; every ``period`` steps :math:`g = \arg\min \lVert r - R g \rVert`, and the weights jump to
@@ -89,14 +89,15 @@ class Anderson(WrappedOptimizer):
     Args:
         base: the optimizer that makes the steps.
         residual: ``"gradient"`` or ``"step"``.
-        history_size: m, most pairs in use; each takes two vectors of the model's size. At least 2 with gradients.
+        history_size: m, largest number of pairs in use; each takes two vectors of the model's size. At least 2 with
+            gradients.
         period: p, base steps between two jumps.
         warmup: base steps before the first pair is stored.
         safeguard: test of a jump. ``"gradient"``: by the next gradient. With ``residual="step"``: ``"residual"``, the
-            paper's, a smaller residual at the next step, which is taken back if the test fails; ``"loss"``: a lower
+            paper's: the residual at the next step must be smaller, or step and jump are undone; ``"loss"``: a lower
             loss than after the plain step, by the ``loss_fn`` given with the step (2 forward passes). ``"auto"``:
             ``"gradient"`` or ``"residual"``. ``None``: no test.
-        store_period: q, base steps between two stored pairs; an accelerating step always stores. This
+        store_period: q, base steps between two stored pairs; a step that may jump always stores. This
             option and those down to ``max_jump`` are for ``residual="step"``.
         relaxation: beta, how far to go towards the accelerated weights.
         average: the adaptive moving average, a ``MovingAverage``; ``None`` for none.
@@ -154,7 +155,7 @@ class Anderson(WrappedOptimizer):
         )
         super().__init__(base, options)
         if options.safeguard == "residual" and any(isinstance(part, Optimizer) for part in vars(base).values()):
-            allowed = f"'loss' or None with {type(base).__name__}, whose inner optimizer cannot be taken back"
+            allowed = f"'loss' or None with {type(base).__name__}, whose inner optimizer cannot be restored"
             raise invalid("safeguard", options.safeguard, allowed)
 
     @staticmethod
@@ -165,14 +166,14 @@ class Anderson(WrappedOptimizer):
     def step(  # type: ignore[override]
         self, closure: Callable[[], Any] | None = None, *, loss_fn: LossFn | None = None
     ) -> Any:
-        """Make one base step, after which the weights may jump; or take back the last jump instead.
+        """Make one base step, after which the weights may jump; or undo or shorten the last jump instead.
 
         Args:
-            closure: handed to the base, which calls it as often as it needs; never called by us.
+            closure: handed to the base, which calls it as often as it needs; not called otherwise.
             loss_fn: the loss on this step's batch, forward pass only, for ``safeguard="loss"``.
         """
         return self._step(closure, loss_fn)
 
     def set_batch(self, *, loss_fn: LossFn | None = None) -> None:
-        """Give the next step its ``loss_fn``, where a framework owns the call of ``step``."""
+        """Give the next step its ``loss_fn``, where a framework calls ``step``."""
         self._driver.ahead = loss_fn

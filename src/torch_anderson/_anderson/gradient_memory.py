@@ -21,9 +21,9 @@ from .secants import Secants
 from .storage import Storage
 
 LOOK = 4
-"""Gradients that are stored before the first jump, and after each rest: enough to tell noise."""
+"""Gradients that are stored before the first jump, and after each rest: enough to detect noise."""
 BRIEF_LOOK = 3
-"""Gradients that are stored after a rest because of noise: most of them are enough to tell that it goes on."""
+"""Gradients that are stored after repeated noise: usually enough to see that it goes on."""
 FIRST_REST, LONGEST_REST = 4, 30
 """Base steps of the first rest, and of the longest: each is twice as long as the last, until jumps are accepted."""
 FIRST_PAUSE = 256
@@ -45,9 +45,9 @@ class GradientState:
     rest: int = FIRST_REST
     """Length of the next rest."""
     noisy: bool = False
-    """Whether gradients were noise more than once in a row, and nothing else before."""
+    """Whether gradients were noise twice in a row, and have never been ``smooth``."""
     smooth: bool = False
-    """Whether many jumps in a row were accepted, so that noise would be something new."""
+    """Whether many jumps were accepted between two rests, so that noise would be something new."""
     pause: int = FIRST_PAUSE
     """Length of the next rest after the function has changed."""
     refusals: float = 0.0
@@ -57,7 +57,7 @@ class GradientState:
     pending: bool = False
     """Whether the weights are those of a jump that no gradient has decided on."""
     tries: int = 0
-    """How often it was shortened."""
+    """How often the pending jump was shortened."""
     slope: float = 0.0
     """-g'D at the point where the jump D begins."""
     norm: float = 0.0

@@ -31,20 +31,20 @@ from .residual import Reading
 from .secants import COARSE_RIDGE, RIDGE, Proposal, Secants
 
 FLATTER, STEEPER = 0.3, 4.0
-"""A jump passes if the slope along it is at most this part of what it was, and the gradient no more than so many times
-as long."""
+"""A jump passes if the slope at its end is at most this part of the descent at its start, and the gradient at most so
+many times as long."""
 RETRIES = 2
 """A refused jump is shortened this many times before the weights return to the plain point."""
 PATIENCE = 6
-"""The same where jumps have led so far that the base alone might be unstable."""
+"""Limit of retries once many jumps were accepted: they may have led to where the base alone is unstable."""
 SHORTEST, LONGEST = 0.1, 0.5
 """Limits of the part of a refused jump that is tried next."""
 GROWTH = 4.0
 """A jump may be this many times as long as the last accepted one."""
 MEMORY, TOO_MANY = 0.8, 0.4
-"""Memory of the moving average of refusals, and the average from which it rests."""
+"""Memory of the moving average of refusals, and the average above which the driver rests."""
 FIRST_MOMENTS = ("momentum_buffer", "exp_avg")
-"""Names that torch's optimizers give them."""
+"""Names of first moments in the state of torch's optimizers."""
 CALM = 0.1
 """Average of refusals below which the next rest is short again."""
 LONGER = 4
@@ -54,7 +54,7 @@ UNKNOWN_DECAY = (
     "Anderson makes plain steps: it does not know how {name} applies weight_decay, so its gradients do not show "
     "where the minimum is. Use residual='step', or add the penalty to the loss."
 )
-OWN_PAIRS = "Anderson makes plain steps: LBFGS keeps pairs of points and gradients itself; jumps would falsify them."
+OWN_PAIRS = "Anderson makes plain steps: LBFGS keeps pairs of points and gradients itself; jumps would invalidate them."
 
 
 class GradientDriver(GradientMemory):
@@ -63,7 +63,7 @@ class GradientDriver(GradientMemory):
     # ------------------------------------------------------------------------------------------------ the algorithm
 
     def step(self, base_step: BaseStep) -> Any:
-        """Make one base step, then jump; or take the last jump back, which takes the place of the step.
+        """Make one base step, then jump; or undo or shorten the last jump, which replaces the step.
 
         ``base_step`` calls ``measure`` once, when the gradient is there and before the base sees it: at once, or after
         the first call of the closure. Where ``measure`` returns False, the base makes no step, and ``JumpRefused`` is
@@ -81,7 +81,7 @@ class GradientDriver(GradientMemory):
             self.jump(self.secants)
         return loss
 
-    @torch.no_grad()  # gradients may have a graph of their own, and closures enable it
+    @torch.no_grad()  # gradients may carry a graph, and closures enable it
     def measure(self) -> bool:
         """Take in the gradient before the base sees it; False if it refuses the jump that led here."""
         if isinstance(self.base, torch.optim.LBFGS):
@@ -119,7 +119,7 @@ class GradientDriver(GradientMemory):
 
     @torch.no_grad()
     def jump(self, secants: Secants) -> None:
-        """Jump to where the pairs expect the minimum, unless they are noise or show no way down."""
+        """Jump to the minimum that the pairs predict, unless they are noise or give no descent direction."""
         state = self.state
         if secants.gradient_norm == 0:
             self.skip("converged", secants)
@@ -180,9 +180,9 @@ class GradientDriver(GradientMemory):
         self.conclude("gradient")
 
     def gradients_cleared(self) -> None:
-        """Take back a pending jump if its gradient came to no step and is not finite.
+        """Undo a pending jump if its gradient is not finite and led to no step.
 
-        A gradient scaler then leaves the step out, and would do so for ever. Called when gradients are to be cleared;
+        A gradient scaler skips such a step, and would skip all later ones. Called when gradients are to be cleared;
         the first time after the jump they belong to the point where it began.
         """
         if not self.state.pending or self.overwritten():
@@ -212,7 +212,7 @@ class GradientDriver(GradientMemory):
             torch._foreach_zero_(moments)
 
     def shorten(self, secants: Secants, slope: float, record: JumpRecord | None, tries: int) -> None:
-        """Try a part of the refused jump: as far as a straight line through the slopes at both ends falls to 0."""
+        """Try a part of the refused jump: up to where a straight line through the slopes at both ends is 0."""
         state = self.state
         part = min(max(state.slope / (state.slope + slope) if slope > 0 else 0.0, SHORTEST), LONGEST)
         weights = [0.0] * len(secants.matrix)
@@ -274,7 +274,7 @@ class GradientDriver(GradientMemory):
         self._version = self.space.version() if self.state.pending else None
 
     def overwritten(self) -> bool:
-        """Whether somebody else has written to the weights of a pending jump."""
+        """Whether other code has written to the weights of a pending jump."""
         return self._version is not None and self._version != self.space.version()
 
     def idle(self, base_step: BaseStep) -> Any:
@@ -286,7 +286,7 @@ class GradientDriver(GradientMemory):
         return loss
 
     def entries(self, only: Tensor | None = None) -> dict[Tensor, Entries]:
-        """What a checkpoint holds; a pending jump that somebody else has overwritten is not saved."""
+        """What a checkpoint holds; a pending jump that other code has overwritten is not saved."""
         if self.space.ranks.size == 1 and self.overwritten():
             self.cancel()
         return super().entries(only)

@@ -79,7 +79,7 @@ class Problem:
 
     @property
     def finite(self) -> bool:
-        """Whether all numbers are; the diagonal bounds the rest of the matrix."""
+        """Whether all numbers are finite; the diagonal bounds the rest of the matrix."""
         return isfinite(self.residual_norm + self.path + sum([row[-1] for row in self.gram]))
 
     def jump(self, relaxation: float) -> Jump:

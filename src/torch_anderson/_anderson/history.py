@@ -29,7 +29,7 @@ Longer ones are limited by memory, which float32 halves."""
 CHUNK = 1 << 15
 """Columns multiplied at once: few enough to stay in a cache, and for sums in float32 that are good to 1e-6."""
 LAUNCHES = 16
-"""Chunks are this many times longer off the CPU, to hide the launches."""
+"""Chunks are this many times longer on other devices than the CPU, to hide kernel launches."""
 
 
 class Rows:
@@ -149,7 +149,7 @@ class History:
         self.last_point = space.vector()
         self.pairs = 0
         self.fresh = 0
-        """Rows whose products nobody has asked for."""
+        """Rows whose products were not computed yet."""
         self.rates: list[float] = []
         """Largest learning rate of each pair that the rows span, oldest first."""
 
@@ -215,7 +215,7 @@ def chunks(start: int, stop: int, device: torch.device, length: int) -> Iterator
 
 
 def full_precision(device: torch.device) -> AbstractContextManager[Any]:
-    """Keeps autocast, within which a step may be called, away from our products."""
+    """Disable autocast, within which ``step`` may be called, for products of rows."""
     if torch.is_autocast_enabled(device.type):
         return torch.autocast(device.type, enabled=False)
     return nullcontext()

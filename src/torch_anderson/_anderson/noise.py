@@ -6,25 +6,25 @@ from .gradient_memory import GradientState
 from .secants import Secants
 
 RECENT, CERTAIN = 3, 6
-"""Pairs that noise is judged by, and those it takes to be certain once there was noise."""
+"""Pairs by which noise is judged: usually, and after noise twice in a row."""
 SUSPECT, NOISY = 0.25, 0.5
 """Asymmetry above which gradients are noise: after plain steps, and after jumps, whose length makes it larger."""
 PROBATION = 6
 """Jumps that have to be accepted before noise is no longer suspected."""
 CLEAR = 0.05
-"""Asymmetry up to which gradients are no noise any more."""
+"""Asymmetry of ``CERTAIN`` pairs up to which gradients no longer count as noise."""
 DOUBTFUL = 0.15
-"""Asymmetry above which gradients are noise if the newest is also ..."""
+"""Asymmetry above which gradients are noise if the newest difference also ..."""
 NEW = 0.5
-"""... to this part outside the span of the older ones."""
+"""... lies outside the span of the older ones by more than this part of its length."""
 CHANGED = 50.0
 """The function has changed if a gradient differs by so many times what curvature explains."""
 
 
 def is_noise(state: GradientState, secants: Secants) -> bool:
-    """Whether gradients change as noise does, not as a smooth loss lets them; jumps leave more room for doubt.
+    """Whether gradients change as noise does, not as those of a smooth loss; after accepted jumps the limit is higher.
 
-    Once there was noise, more pairs are asked: three are symmetric by chance in one of 10 to 100 cases.
+    After noise twice in a row, more pairs are needed: three are symmetric by chance in one of 10 to 100 cases.
     """
     if state.proven:
         return secants.asymmetry(RECENT) > NOISY
@@ -35,7 +35,7 @@ def is_noise(state: GradientState, secants: Secants) -> bool:
 
 
 def has_changed(secants: Secants, tried: int) -> bool:
-    """Whether the gradients of the last ``tried`` points, all on one short way, are those of another function.
+    """Whether the gradients of the last ``tried`` points, all on one short line, are those of another function.
 
     A jump that was shortened again and again ends near its beginning. If the function is the same, the gradient is
     then nearly that of the beginning.

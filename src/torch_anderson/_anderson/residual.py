@@ -22,7 +22,7 @@ SAME_RATIO = 1e-9
 
 
 def learning_rates(groups: Sequence[Group]) -> list[float]:
-    """The learning rates of groups; 1 where the base chooses it by itself."""
+    """The learning rates of groups; 1 where the base chooses its rate itself."""
     return [1.0 if group.get("lr") is None else float(group["lr"]) for group in groups]
 
 
@@ -63,8 +63,8 @@ class StepResidual:
     def end(self) -> bool:
         """Read the weights after the base step. Returns whether they have changed.
 
-        Off the CPU the answer would stop the device, on sharded parameters it would take all ranks: there it is taken
-        to be yes, and a step of exactly zero shows at the next acceleration.
+        On other devices than the CPU the check would wait for the device, and with sharded parameters it would need all
+        ranks. There the answer is yes, and a step of exactly zero shows at the next acceleration.
         """
         self._space.refresh()  # the base may have given the parameters other memory
         self._space.read(self.point)
@@ -95,14 +95,14 @@ class StepResidual:
 
 
 class Reading(Enum):
-    """What came of reading a gradient."""
+    """The result of reading a gradient."""
 
     COMPARABLE = auto()
     """It is of the same function as those read before, or the first."""
     NOT_COMPARABLE = auto()
     NO_GRADIENT = auto()
     UNKNOWN_DECAY = auto()
-    """It is not known what the base makes of its weight decay, and so where its minimum is."""
+    """How the base applies its weight decay is unknown, and so is the minimum that it approaches."""
 
 
 class Setting(NamedTuple):
@@ -126,7 +126,7 @@ COUPLED = (
 """Optimizers that add weight_decay times w to the gradient, unless told to decouple it.
 
 Decoupled decay does not move the minimum where steps are normalised, as those of AdamW, Adafactor and Muon are: near it
-their steps keep their length however small the gradient is, and the decay vanishes beside them.
+their steps keep their length however small the gradient is, and the decay is negligible compared with them.
 """
 
 
@@ -148,7 +148,7 @@ class GradientResidual:
         self._settings: list[list[Setting]] = []
         """Those of the parameters of each block; empty if they add nothing."""
         self._known = isinstance(base, COUPLED) or type(base).__module__.startswith("torch.optim")
-        """Whether it is known what the base makes of weight decay."""
+        """Whether it is known how the base applies weight decay."""
 
     def read(self, point: Vector, gradient: Vector) -> Reading:
         """Read w and g, unless there is no gradient, or not of a function that has its minimum where the base ends."""

@@ -6,8 +6,8 @@
     H        limited-memory BFGS approximation of the inverse Hessian that the pairs define
     jump     -H g, or -(S'y + H (g - Y'y)) where the least squares explains nearly all of g
 
-Least squares alone knows nothing of the symmetry of the Hessian. H does, and comes close to the minimum of a network in
-half the gradients; but where the pairs span the gradient, as in small problems, least squares is exact and H is not.
+Least squares alone does not use the symmetry of the Hessian. H does, and comes close to the minimum of a network in
+fewer gradients; but where the pairs span the gradient, as in small problems, least squares is exact and H is not.
 
 Vectors never appear here: everything is a combination of rows, whose inner products the Gram matrix holds.
 """
@@ -60,7 +60,7 @@ class Secants:
         """Inner product of g with the newest difference of points."""
         rows = [self.g, *slots, *map(self.s, slots)]
         self.finite = isfinite(sum([matrix[i][i] for i in rows]))
-        """Whether all products are; the diagonal bounds the rest."""
+        """Whether all products are finite; the diagonal bounds the rest."""
 
     def s(self, slot: int) -> int:
         """The row of a difference of points."""
@@ -101,7 +101,7 @@ class Secants:
     # ------------------------------------------------------------------------------------------------------- jumps
 
     def propose(self, radius: float = inf) -> Proposal | None:
-        """The jump, no longer than ``radius``; None if there is no way down."""
+        """The jump, no longer than ``radius``; None if it is not finite or does not descend."""
         fitted = self.least_squares()
         gain = sqrt(max(1 - fitted.fitted_sq / self.gradient_norm**2, 0.0))
         weights = self.jump(fitted, explained=gain < EXPLAINED)

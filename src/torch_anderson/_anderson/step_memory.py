@@ -46,7 +46,7 @@ class StepMemory(Driver):
         self.k = 0
         """Base steps that changed parameters."""
         self.disturbed = False
-        """Whether somebody else has written to the weights of a pair, and other ranks may not know."""
+        """Whether other code has written to the weights of a pair, which other ranks may not know."""
         self.trial = Trial(NextResidual())
         self._version: int | None = None
         self.build(self.space)

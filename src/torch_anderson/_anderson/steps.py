@@ -1,8 +1,8 @@
-"""The algorithm: one base step is an evaluation of a fixed-point map, whose residuals tell where to jump.
+"""The algorithm: one base step is an evaluation of a fixed-point map, whose residuals determine where to jump.
 
 p   period            base steps between two accelerations
 q   store_period      base steps between two stored pairs
-m   history_size      most columns of the least-squares problem
+m   history_size      largest number of columns of the least-squares problem
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class StepDriver(StepMemory):
     # ------------------------------------------------------------------------------------------------ the algorithm
 
     def step(self, base_step: BaseStep) -> Any:
-        """Make one base step, then what Anderson acceleration makes of it."""
+        """Make one base step, then store, jump and average as due."""
         if not self.k:
             self.space.note_gradients()  # refuses sparse ones, even if nothing is measured yet
         self.notice_outside_writes()
@@ -157,9 +157,9 @@ class StepDriver(StepMemory):
         self.watch()
 
     def gradients_cleared(self) -> None:
-        """Take back a pending jump if its gradient came to no step and is not finite.
+        """Undo a pending jump if its gradient is not finite and led to no step.
 
-        A gradient scaler then leaves the step out, and would do so for ever. Called when gradients are to be cleared;
+        A gradient scaler skips such a step, and would skip all later ones. Called when gradients are to be cleared;
         the first time after the jump they belong to the point where it began.
         """
         if not self.trial.record:
@@ -185,7 +185,7 @@ class StepDriver(StepMemory):
         return "rejected" if cause else "accepted"
 
     def report(self, describe: Callable[[], JumpRecord]) -> None:
-        """Note a record; without listeners it is made when somebody asks for it."""
+        """Note a record; without hooks it is made on demand."""
         self.stats.describe = describe
         if self.hooks or logger.isEnabledFor(logging.DEBUG):
             self.publish()
@@ -196,13 +196,13 @@ class StepDriver(StepMemory):
         self.window.push(None, restart)
         noisy = self.window.average(residual_max, out=self.residual.start)
         if noisy is not None:
-            self.stats.counts["averaged"] += noisy  # type: ignore[assignment]  # on the device, so that nobody waits
+            self.stats.counts["averaged"] += noisy  # type: ignore[assignment]  # on the device, so that no step waits
             self.space.write(self.residual.start)
 
     # ---------------------------------------------------------------------------------------------- outside writes
 
     def watch(self) -> None:
-        """Remember the parameters' versions while something depends on nobody else writing to them."""
+        """Remember the parameters' versions while writes of other code would invalidate a jump or the window."""
         if self.trial.record or self.window:
             self._version = self.space.version()
         else:
@@ -216,9 +216,9 @@ class StepDriver(StepMemory):
         return loss
 
     def notice_outside_writes(self) -> None:
-        """End what depends on the weights if somebody else has written to them.
+        """Drop a pending jump and the window if other code has written to the weights.
 
-        Other ranks, which may not have seen it, learn of it with the next message.
+        Other ranks, which may not have detected it, are informed with the next message.
         """
         if self._version is None or self._version == self.space.version():
             return
@@ -241,7 +241,7 @@ class StepDriver(StepMemory):
     # ---------------------------------------------------------------------------------------------- in and out
 
     def entries(self, only: Tensor | None = None) -> dict[Tensor, Entries]:
-        """What a checkpoint holds; what depends on weights that somebody else has overwritten is not saved."""
+        """What a checkpoint holds; what depends on weights that other code has overwritten is not saved."""
         self.notice_outside_writes()
         return super().entries(only)
 

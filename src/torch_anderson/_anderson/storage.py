@@ -42,7 +42,7 @@ class Storage:
             raise invalid("shard", self.shard, "True or False")
 
     def row_device(self, device: torch.device) -> torch.device:
-        """Device of the rows of parameters on ``device``; one without a number is theirs if it is of the same kind."""
+        """Device of the rows of parameters on ``device``; one without an index is theirs if types agree."""
         if self.device is None or torch.device(self.device) == torch.device(device.type):
             return device
         return torch.device(self.device)
@@ -64,7 +64,7 @@ class Courier:
         return torch.zeros(count, n, dtype=dtype, device=self.target, pin_memory=self._pinned)
 
     def send(self, sources: Sequence[Tensor], targets: Sequence[Tensor]) -> None:
-        """Copy each source to its target; they have arrived when ``wait`` returns."""
+        """Copy each source to its target; the copies are complete when ``wait`` returns."""
         if self._stream is None:
             for source, target in zip(sources, targets, strict=True):
                 target.copy_(source)
@@ -77,6 +77,6 @@ class Courier:
                 source.record_stream(self._stream)
 
     def wait(self) -> None:
-        """Wait until every row has arrived."""
+        """Wait until all copies are complete."""
         if self._stream is not None:
             self._stream.synchronize()

@@ -43,7 +43,7 @@ class Trial:
         self.test.norm, self.record, self.cleared = norm, record, False
 
     def end(self) -> JumpRecord:
-        """Let it wait no longer; returns its record."""
+        """End the trial; returns its record."""
         assert self.record is not None
         record, self.record = self.record, None
         return record
@@ -85,14 +85,14 @@ class Trial:
 class NextResidual:
     """The paper's test: the residual after the jump must be smaller than the one before it.
 
-    The two come from two batches: a noisy test.
+    The two come from two batches, so the test is noisy.
     """
 
     norm = 0.0
     """|r| / rate before the jump."""
 
     def passes(self, residual: StepResidual, ranks: Ranks, disturbed: bool) -> bool | None:
-        """Whether the residual just measured is smaller; None if somebody else wrote to the weights, on any rank."""
+        """Whether the residual just measured is smaller; None if other code wrote to the weights, on any rank."""
         own = torch.stack([residual.norm_sq(), torch.tensor(float(disturbed), dtype=torch.float64)])
         norm_sq, others = ranks.sum(own).tolist()
         if others:

@@ -1,1 +1,1 @@
-"""Gauss-Newton jumps, driven by the model's outputs: the doors, the algorithm, and one module for each part of it."""
+"""Gauss-Newton jumps, driven by the model's outputs: the public classes (``door``), the algorithms, and their parts."""

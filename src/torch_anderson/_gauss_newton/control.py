@@ -1,6 +1,6 @@
-"""What the driver adapts: damping by how well promises are kept, waiting by what jumps cost and gain.
+"""What the driver adapts: damping, by how well predictions hold, and the wait, by what jumps cost and gain.
 
-Costs are counted in gradients, never in seconds: reruns decide alike, and so do all ranks.
+Costs are counted in gradients, never in seconds: reruns make the same decisions, and so do all ranks.
 """
 
 from math import ceil, inf, log

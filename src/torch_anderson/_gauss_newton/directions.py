@@ -1,4 +1,4 @@
-"""Directions of the history: along which of them the outputs are measured, and jumps are made.
+"""Directions of the history, along which outputs are measured and jumps are made.
 
 Rows are differences of points stored every few base steps, the last accepted jumps, the present base step and the
 gradient. Other directions would have the same interface: what to keep at each step, ``linearize`` and ``move``.
@@ -60,9 +60,9 @@ class HistoryDirections:
     def end_step(self, start: Vector, groups: Sequence[dict[str, Any]]) -> bool:
         """Make rows of the base step that began at ``start``, and of the gradient; ``start`` is then where it ended.
 
-        The gradient is multiplied by the relative learning rates, as in a base step: a small rate of a group holds it.
-        Returns whether the weights have moved. Off the CPU the answer would stop the device, on sharded parameters it
-        would take all ranks: there it is taken to be yes.
+        The gradient is multiplied by the relative learning rates, as in a base step: a small rate slows a group down.
+        Returns whether the weights have moved. On other devices than the CPU the check would wait for the device, and
+        with sharded parameters it would need all ranks: there the answer is yes.
         """
         now = self.gradient  # not in use yet
         self.space.refresh()  # the base may have given the parameters other memory
@@ -87,7 +87,7 @@ class HistoryDirections:
         self.state.stores += 1
 
     def propose(self, jump: Vector) -> None:
-        """Make a row of a jump that other samples have to decide about; it replaces the oldest one."""
+        """Make a row of a jump that other samples decide on; it replaces the oldest jump."""
         for rows, by in zip(self.rows, jump, strict=True):
             rows[self.next_jump].copy_(by)
 
@@ -116,7 +116,7 @@ class HistoryDirections:
     def linearize(self, probe: Probe) -> LinearModel:
         """Measure how the outputs change along each row, per unit of length.
 
-        Raises ``Unusable`` for outputs that tell nothing, and ``TypeError`` for those that cannot be residuals.
+        Raises ``Unusable`` for outputs that cannot be used, and ``TypeError`` for those that cannot be residuals.
         """
         first = probe()
         if self.state.suspicious:

@@ -1,4 +1,4 @@
-"""``GaussNewton``: the door to jumps that the model's outputs drive."""
+"""``GaussNewton``: the public class, whose jumps are computed from the model's outputs."""
 
 from __future__ import annotations
 
@@ -49,8 +49,8 @@ class GaussNewtonOptions(Options):
 class GaussNewton(WrappedOptimizer):
     r"""Gauss-Newton jumps, between the steps of any first-order optimizer or instead of them.
 
-    With an ``Objective``, whose residuals are known sample by sample, jumps go along all directions that the samples
-    know, the rows of the residuals' Jacobian :math:`J` (``directions="tangent"``):
+    With an ``Objective``, whose residuals are known sample by sample, jumps go along the rows of the
+    residuals' Jacobian :math:`J` (``directions="tangent"``):
 
     .. math:: w \leftarrow w - \alpha J^\top (J J^\top + \lambda)^{-1} r,
 
@@ -59,9 +59,9 @@ class GaussNewton(WrappedOptimizer):
     smooth problems with up to about :math:`10^5` weights whose samples are all there is to fit, or can be drawn at
     will: physics-informed networks, surrogates.
 
-    With ``outputs``, a forward pass that may be a black box, jumps go along directions that training has shown
+    With ``outputs``, a forward pass that may be a black box, jumps go along directions of recent training
     (``directions="history"``): differences of stored weights, accepted jumps, the present step and the gradient.
-    Forward passes measure how the outputs change along them. The combination with the least damped loss,
+    Forward passes measure how the outputs change along them. The combination with the lowest damped loss,
     :math:`\min_c \lVert r + A c \rVert^2 + \lambda c^\top M c`, is tried, and kept if the loss falls. Otherwise the
     base's step stays. Jumps come at least 10 steps apart, and less often while they do not pay.
 
@@ -70,11 +70,11 @@ class GaussNewton(WrappedOptimizer):
         loss: how the loss follows from ``outputs``. ``"residual"``: one tensor or several that are to become zero,
             whose means of squares add up; ``"mse"`` of (predictions, targets); ``"cross_entropy"`` of (logits,
             classes); or a convex, twice differentiable function of (predictions, ...) that gives a mean over samples.
-        directions: ``"tangent"``, the rows of the Jacobian of an ``Objective``'s residuals; ``"history"``, what
-            training has shown; ``"auto"`` is the first with an ``Objective`` and the second with ``outputs``.
+        directions: ``"tangent"``, the rows of the Jacobian of an ``Objective``'s residuals; ``"history"``, those
+            of recent training; ``"auto"`` is the first with an ``Objective`` and the second with ``outputs``.
         budget: share of the cost that jumps may take at first; it grows to twice that while they gain more than base
             steps do, and falls while they do not.
-        forward_cost: cost of a forward pass without graph, in gradients.
+        forward_cost: cost of a no-grad forward pass, relative to a gradient evaluation.
         process_group: the ranks that train this model together; ``None`` for all there are.
 
     A parameter group takes no part if it has ``"anderson": False``.
@@ -119,7 +119,7 @@ class GaussNewton(WrappedOptimizer):
 
         Args:
             closure: handed to the base, which calls it as often as it needs. An ``Objective`` draws its samples, and
-                is not called where the base makes no step.
+                is not called if the base makes no step.
             outputs: what ``loss`` is made of, on this step's samples: a function without arguments that makes a
                 forward pass at the present weights.
         """
@@ -131,7 +131,7 @@ class GaussNewton(WrappedOptimizer):
         return self._step(closure, given)
 
     def set_batch(self, *, outputs: OutputsFn | None = None) -> None:
-        """Give the next step its ``outputs``, where a framework owns the call of ``step``."""
+        """Give the next step its ``outputs``, where a framework calls ``step``."""
         self._driver.ahead = self._checked(outputs)
 
     def _checked(self, outputs: Any) -> Any:
@@ -150,7 +150,7 @@ class GaussNewton(WrappedOptimizer):
         return outputs
 
     def _choose(self, tangent: bool) -> None:
-        """Settle what "auto" stands for, by the first samples or by a checkpoint."""
+        """Choose the driver that "auto" stands for, by the first samples or by a checkpoint."""
         driver: Any = self._driver
         wanted = TangentDriver if tangent and has_rows(self.param_groups) else GaussNewtonDriver
         begun = driver.state.k or driver.stats.counts["attempted"]

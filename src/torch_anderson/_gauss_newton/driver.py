@@ -1,4 +1,4 @@
-"""The algorithm: outputs of the model near the present weights tell which way to jump.
+"""The algorithm: outputs of the model near the present weights determine where to jump.
 
 Every ten base steps or more, forward passes measure how the outputs change along a few directions. The combination of
 them that makes the loss smallest by a damped linear model is tried, and kept if the loss falls.
@@ -39,7 +39,7 @@ NO_OUTPUTS = "step() was given no outputs; give an Objective, step(outputs=...) 
 
 
 class GaussNewtonDriver(ReportingDriver):
-    """Gauss-Newton steps in the directions that training has shown, with forward passes alone."""
+    """Gauss-Newton steps along directions of recent training, with forward passes only."""
 
     kind = 2
 
@@ -51,7 +51,7 @@ class GaussNewtonDriver(ReportingDriver):
     # ------------------------------------------------------------------------------------------------ the algorithm
 
     def step(self, base_step: BaseStep) -> Any:
-        """Make one base step, then jump where the model's outputs show a better place."""
+        """Make one base step, then jump if one is due and the model's outputs show a lower loss."""
         stores = (self.state.k + 1) % STORE_PERIOD == 0
         due = self.due
         if due or stores or not self.state.k:
@@ -109,7 +109,7 @@ class GaussNewtonDriver(ReportingDriver):
             self.state.witness = probe.loss()
 
     def compare_samples(self, probe: Probe) -> None:
-        """See whether samples are those of the last step, by their loss before the base step."""
+        """Determine whether samples are those of the last step, by their loss before the base step."""
         before = probe.loss([-step for step in self.directions.step])
         same = abs(before - self.state.witness) <= SAME * abs(before)
         self.state.samples = FIXED if same else CHANGING
@@ -158,7 +158,7 @@ class GaussNewtonDriver(ReportingDriver):
     def outputs_should_depend(self) -> bool:
         """Whether constant outputs are a mistake in the program: the loss depends on the weights, and all take part.
 
-        Later in a run, or with some parameters frozen or at rate 0, a model may really have come to that.
+        Later in a run, or with some parameters frozen or at rate 0, outputs may really have become constant.
         """
         everybody = len(self.space.params) == sum(p.numel() > 0 for g in self.base.param_groups for p in g["params"])
         everybody = everybody and not any(self.directions.idle)

@@ -16,13 +16,14 @@ from .term import ADVICE, Term, checked_samples
 class Objective:
     """A loss made of residuals, and a closure for any optimizer of PyTorch.
 
-    The loss is the sum over terms of weight times the mean over samples of the sum of squared residuals. Called, the
-    objective zeroes the gradients of the model, draws samples, computes the loss, goes backward and returns it.
+    The loss is the sum over terms of weight times the mean over samples of the sum of squared residuals. When
+    called, the objective zeroes the model's gradients, draws samples, computes the loss, calls ``backward()`` on it and
+    returns it.
 
     ``objective(name=batch)`` is a closure for these samples, e.g. from a data loader; other terms draw theirs.
     ``objective.draw()`` is a closure for samples that are drawn now and stay. Optimizers that compare losses of
     several calls in one step, such as LBFGS with a line search, need it: ``optimizer.step(objective.draw())``.
-    ``GaussNewton.step(objective)`` does this by itself.
+    ``GaussNewton.step(objective)`` does this itself.
 
     With tangent jumps, or with ``Term(..., retain=True)``, samples whose residual was above their term's mean stay for
     the next evaluation, and only the others are drawn anew (Daw et al. 2023): uniform samples rarely meet a shock or a
@@ -65,7 +66,7 @@ class Objective:
         """The weights for which retained residuals hold."""
 
     def __call__(self, **samples: Any) -> Any:
-        """Zero the gradients, draw samples, compute the loss, go backward; or make a closure for given samples."""
+        """Zero the gradients, draw samples, compute the loss and its gradient; or make a closure for given samples."""
         return self.bind(**samples) if samples else self.bind()()
 
     def bind(self, **given: Any) -> Closure:
@@ -101,7 +102,7 @@ class Objective:
         return (samples, None) if term.retain is False else kept.renew(samples)
 
     def examples(self, given: Mapping[str, Samples], counts: Mapping[str, int]) -> dict[str, Samples]:
-        """Samples to look at once: given or retained ones, so that a resumed run draws none that others would not."""
+        """Samples to look at once: given or retained ones, so that a resumed run draws as an uninterrupted one."""
         found = {name: kept.samples for name, kept in self.retained.items()} | dict(given)
         return {name: found.get(name) or term.draw(name, counts[name]) for name, term in self.terms.items()}
 
@@ -125,7 +126,7 @@ class Objective:
         self.retained = {name: Retained(samples[name], sizes[name], found) for name, found in values.items()}
 
     def state_dict(self) -> dict[str, Any]:
-        """The samples that are retained: with the model's and the optimizer's, all that a run needs to go on.
+        """The retained samples: with the states of model and optimizer, all that a run needs to resume.
 
         The samplers' random numbers are the caller's: save ``torch.get_rng_state()`` or the generators in use.
         """
@@ -160,7 +161,7 @@ class Closure:
         return self.bound
 
     def __call__(self) -> Tensor:
-        """Zero the gradients of the model, compute the loss, go backward; returns the loss."""
+        """Zero the model's gradients, compute the loss and its gradient; returns the loss."""
         self.objective.model.zero_grad()
         with torch.enable_grad():
             loss = self.loss()
@@ -189,7 +190,7 @@ class Closure:
         scaled = []
         for name, term in self.objective.terms.items():
             if term.loss is not None:
-                raise ValueError(f"Invalid loss of the term {name!r}: a function. Allowed: None with past directions.")
+                raise ValueError(f"Invalid loss of term {name!r}: a function. Allowed: None with directions='history'.")
             count = len(samples[name][0])
             scaled += [tensor * sqrt(term.weight * tensor.numel() / count) for tensor in self._evaluated(name)]
         return scaled

@@ -26,7 +26,7 @@ REPEATABLE = 1e-3
 
 
 class Unusable(Exception):
-    """Outputs that tell nothing, for reasons that depend on data; ``cause`` is the name that is counted."""
+    """Outputs that cannot be used, for reasons that depend on data; ``cause`` is the name that is counted."""
 
     def __init__(self, cause: str, message: str) -> None:
         super().__init__(message)

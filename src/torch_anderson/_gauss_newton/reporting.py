@@ -15,7 +15,7 @@ from .outputs import Unusable
 
 
 class ReportingDriver(Driver):
-    """A driver that counts its jumps, hands them to hooks and log, and says why it makes plain steps."""
+    """A driver that counts its jumps, passes them to hooks and log, and says why it makes plain steps."""
 
     def __init__(self, base: Optimizer, options: Any):
         super().__init__(base, options)

@@ -1,7 +1,7 @@
 """The residuals of an objective as functions of one flat vector of weights, and the rows of their Jacobian.
 
 Weights, samples and buffers are converted to float64, whatever the network's type. Nothing is written to the model: its
-parameters and buffers are replaced for the time of a call.
+parameters and buffers are replaced during a call.
 """
 
 from __future__ import annotations
@@ -102,7 +102,7 @@ class Residuals:
         return torch.cat([part.to(p.dtype).double() for part, p in zip(parts, self.params, strict=True)])
 
     def refresh(self) -> bool:
-        """Look at parameters that are not trained and at buffers; returns whether somebody has changed them."""
+        """Read parameters that are not trained and buffers; returns whether they have changed."""
         before = self._constants
         self._constants = [self._cast(x.detach().clone()) for x in self.constants.values()]
         return bool(before) and not all(map(torch.equal, before, self._constants))

@@ -32,7 +32,7 @@ class Memory:
         self._kept: dict[str, Tensor] = {}
 
     def matrix(self, name: str, rows: int, columns: int, device: torch.device) -> Tensor:
-        """A matrix in float64 with any numbers."""
+        """A matrix in float64 with undefined entries."""
         found = self._kept.get(name)
         if found is None or found.shape != (rows, columns) or found.device != device:
             self._kept.pop(name, None)

@@ -84,7 +84,7 @@ class Path:
 
 
 def search(path: Path, length: float, longer: bool) -> Found:
-    """Try the last length, one beside it, the expected minimum, and what follows from them."""
+    """Try the last length, twice or half of it, the expected minimum, and what follows from them."""
     one = path.at(length)
     other = path.at(2 * length if longer and length <= LONGEST / 2 else length / 2)
     wanted = path.minimum(one, other)

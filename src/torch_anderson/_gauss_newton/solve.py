@@ -1,6 +1,6 @@
 """The damped fit: coefficients of the directions for which a linear model of the outputs has the least loss.
 
-For squares this is Levenberg and Marquardt's step in the span of the directions,
+For squares this is the Levenberg-Marquardt step in the span of the directions,
 
     min |r + A c|^2 + damping c' M c,    M the diagonal of A'A;
 
@@ -59,7 +59,7 @@ class LinearModel:
     def around(self, coefficients: Tensor) -> Quadratic:
         """The loss around modelled outputs; NaN outside the domain of the loss, on all ranks if on one.
 
-        A loss of probabilities raises an error for modelled outputs that are none.
+        A loss of probabilities, for example, raises an error for outputs that are not probabilities.
         """
         try:
             local = self.misfit.quadratic(self.values + self.columns.T @ coefficients, self.columns)

@@ -50,7 +50,7 @@ class GaussNewtonState:
     cost: float = 0.0
     """Cost of the last jump, in gradients."""
     samples: int = UNKNOWN
-    """Whether samples are the same at every step; if not, jumps are proposals, and other samples decide about them."""
+    """Whether samples are the same at every step; if not, jumps are proposals that other samples decide on."""
     witness: float = inf
     """The loss of one step's samples, to be compared with that of the next step's samples at the same weights."""
     proposed: int = 0

@@ -34,9 +34,9 @@ from .tangent_memory import TangentMemory
 from .tangent_state import DOUBT, FIRST_WAIT, jump_cost
 
 MOST_ROWS = 2.0
-"""Rows, in multiples of the number of weights, beyond which there are no more ..."""
+"""Most rows, in multiples of the number of weights ..."""
 MOST_BYTES = 400e6
-"""... nor beyond this memory for them."""
+"""... and most memory for them."""
 TOO_MUCH = 2.0
 """A stretch of base steps is undone if it multiplied the loss by more than this."""
 RECHECK = 16
@@ -194,7 +194,7 @@ class TangentDriver(TangentMemory):
         return bool(self.space.ranks.largest(torch.tensor(float(found))))
 
     def place(self, residuals: Residuals) -> Tensor:
-        """The weights in float64: those of the last jump, unless somebody else has written to the parameters."""
+        """The weights in float64: those of the last jump, unless other code has written to the parameters."""
         now, last = residuals.read(), self.flat(self.weights, residuals)
         if self.state.jumps and torch.equal(now, residuals.rounded(last)):
             return last
@@ -205,7 +205,7 @@ class TangentDriver(TangentMemory):
     def better(self, residuals: Residuals, batch: Batch, now: Tensor, noisy: bool) -> Tensor:
         """The weights after base steps, or those before if the loss has grown too much; books what was gained.
 
-        Samples of one step tell too little to undo base steps.
+        Samples of a single step are too few to justify undoing base steps.
         """
         state, last = self.state, self.flat(self.weights, residuals)
         before, after, _ = self.compared(residuals, batch, last, now)

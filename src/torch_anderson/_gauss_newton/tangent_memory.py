@@ -82,7 +82,7 @@ class TangentMemory(ReportingDriver):
 
     @property
     def steps(self) -> int:
-        """Steps that changed parameters; before the first, jumps that were refused, as they leave a memory too."""
+        """Steps that changed parameters; before the first, jumps that were refused, as they leave a state too."""
         return self.state.k or self.state.jumps
 
     def count_rest(self) -> None:

@@ -1,6 +1,6 @@
 """The numbers that the tangent driver adapts: lengths, damping, rows, and who makes the next step.
 
-Costs are counted in gradients, never in seconds: reruns decide alike, and so do all ranks.
+Costs are counted in gradients, never in seconds: reruns make the same decisions, and so do all ranks.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ class TangentState:
     length: float = 0.125
     """Length of the last jump."""
     longer: bool = True
-    """Whether the last jump wanted to be longer."""
+    """Whether a longer jump was expected to be better the last time."""
     boost: float = 1.0
     """Additional damping."""
     blocks: float = 1.0
@@ -131,8 +131,8 @@ class TangentState:
     def book_base(self, gain: float, noisy: bool = False) -> None:
         """Enter what the base steps since the last jump gained.
 
-        The first of them counts little, as it gains more than those after it; not where samples change, and it is a
-        mean over many steps.
+        The first measurement counts little, as the first base step gains more than those after it; except where samples
+        change, as it is then a mean over many steps.
         """
         weight = 1.0 if noisy and not self.base_rate else 1 - SMOOTHING
         self.base_rate += weight * (gain / max(self.since, 1) - self.base_rate)
@@ -144,7 +144,7 @@ class TangentState:
         self.jump_rate += (1 - SMOOTHING) * (gain / self.cost - self.jump_rate)
 
     def await_samples(self, accepted: bool) -> None:
-        """Let the samples of the next step decide about a jump on those of this one, if it is worth a look."""
+        """Let the samples of the next step decide about a jump on those of this one, if the loss fell."""
         self.pending, self.since, self.wait = accepted, 0, 0
         if not accepted:
             self.distrust()

@@ -36,7 +36,7 @@ class Term:
             ``torch.nn.functional.cross_entropy``. It gets all that ``function`` returned: the model's output first, and
             data, such as the class.
         retain: whether samples whose residual is above the mean stay for the next evaluation, while the others are
-            drawn anew; only with a function. None: with tangent jumps alone, as others were seen to lose by it.
+            drawn anew; only with a function. None: only with tangent jumps, as other methods lost by it.
 
     >>> Term(lambda u, point: u(point), torch.zeros(10, 2), count=5)
     Traceback (most recent call last):
@@ -67,7 +67,7 @@ class Term:
 
     @property
     def fixed(self) -> bool:
-        """Whether the samples are given once for all."""
+        """Whether the samples are fixed."""
         return not callable(self.samples)
 
     def draw(self, name: str, count: int | None = None) -> Samples:

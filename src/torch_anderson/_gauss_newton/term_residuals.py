@@ -81,12 +81,12 @@ class TermResiduals:
         self.traced = self.factors = None
         plain = self.plain(*fixed, None, *samples)
         if not torch.equal(self.plain(*fixed, None, *samples), plain):
-            raise Unusable("random_outputs", f"the residual of {self.name!r} is random, e.g. for dropout. {HISTORY}")
+            raise Unusable("random_outputs", f"the residual of {self.name!r} is random, e.g. by dropout. {HISTORY}")
         self.size = plain.shape[1]
         arguments = [*fixed, samples[0].new_ones(self.block, dtype=fixed[0].dtype), *samples]
         try:
             self._trace(arguments, plain)
-        except Exception as problem:  # tracing depends on much; the plain way is always there
+        except Exception as problem:  # tracing can fail in many ways; torch.func always works
             self.untraced = str(problem)
 
     def _trace(self, arguments: Sequence[Tensor], plain: Tensor) -> None:

@@ -3,8 +3,8 @@
 ``torch.func`` evaluates a PINN's residual with many small operations. Here it is traced once with ``make_fx`` for a
 block of N samples. Copies, products with zero tangents and duplicates are removed, and the rest runs as plain calls.
 
-This module and ``factors`` are the only ones that depend on parts of torch that may change. Whoever uses them compares
-their results with those of ``torch.func``, and does without them where they raise or differ.
+This module and ``factors`` are the only ones that depend on parts of torch that may change. Code that uses them
+compares their results with those of ``torch.func``, and does without them where they raise or differ.
 """
 
 from __future__ import annotations
