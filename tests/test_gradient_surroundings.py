@@ -37,13 +37,13 @@ def test_a_jump_to_gradients_without_numbers_is_taken_back_although_a_scaler_lea
     options = {"gradient": {}, "step": {"residual": "step", "safeguard": "residual"}}[kind]
     optimizer, scaler = Anderson(torch.optim.SGD([weight], lr=0.1), **options), ScalerLike()
     skipped = 0
-    for _ in range(200):
+    for _ in range(400):
         optimizer.zero_grad()
         loss = weight - 2 * torch.log(torch.sqrt(weight))  # the minimum is at 1
         loss.backward()
         skipped += not weight.grad.isfinite()
         scaler.step(optimizer, weight)
-    assert skipped <= 100  # at most every second step, that is, after each the weights are back
+    assert skipped <= 300  # three gradients for each refused jump, then a plain step
     assert weight.item() == pytest.approx(1, abs=1e-2)
 
 

@@ -23,6 +23,9 @@ from ._tensors.members import account
 
 logger = logging.getLogger("torch_anderson")
 
+HOPELESS = 3
+"""Gradients in a row that are not finite, after which a jump is undone."""
+
 
 class Driver(ABC):
     """An accelerator's algorithm and memory. ``step`` reads like the algorithm."""
@@ -46,6 +49,8 @@ class Driver(ABC):
         self.agreed = False
         self.clears = "set_to_none" in signature(base.zero_grad).parameters
         """Whether the base can be told how to reset its gradients."""
+        self._jumps_then = self._unused = 0
+        """Jumps at the last clearing of gradients; since then, gradients that were not finite."""
         self._told: set[str] = set()
 
     # --------------------------------------------------------------------------------- what an accelerator defines
@@ -111,6 +116,28 @@ class Driver(ABC):
         groups = self.base.param_groups
         return any(p.grad is not None for group in groups for p in group["params"]) or self.space.touched(version)
 
+    @property
+    def pending(self) -> bool:
+        """Whether the weights are those of a jump on which the next gradient decides."""
+        return False
+
+    def take_back(self) -> None:  # noqa: B027  # not every accelerator has pending jumps
+        """Undo a pending jump."""
+
+    def gradients_cleared(self) -> None:
+        """Undo a pending jump if several gradients in a row are not finite and led to no step.
+
+        A gradient scaler skips such steps; one or two may be due to its scale, but at a bad point it would skip all
+        later ones. Called when gradients are to be cleared; those of the first time after a jump are from before it.
+        """
+        jumps = self.stats.counts["attempted"]
+        if jumps != self._jumps_then:
+            self._jumps_then, self._unused = jumps, 0
+        elif self.pending:
+            self._unused = 0 if self.finite_gradients() else self._unused + 1
+            if self._unused == HOPELESS:
+                self.take_back()
+
     def finite_gradients(self) -> bool:
         """Whether no gradient has a NaN or an infinity, on any rank; waits for the device."""
         found = [getattr(p.grad, "_local_tensor", p.grad) for p in self.space.params if p.grad is not None]
@@ -165,9 +192,6 @@ class Driver(ABC):
         self.cancel()
         if self.entered:
             self.forget()
-
-    def gradients_cleared(self) -> None:  # noqa: B027  # not every accelerator has to
-        """Notice that the gradients are to be cleared."""
 
     def watch(self) -> None:  # noqa: B027  # not every accelerator has to
         """Notice from now on if somebody else writes to the weights."""

@@ -7,7 +7,7 @@ import torch
 from torch import nn
 from torch.func import grad, hessian, jacrev, jvp
 
-from torch_anderson import Objective, Term
+from torch_anderson import GaussNewton, Objective, Term
 from torch_anderson._gauss_newton import rows as storage
 from torch_anderson._gauss_newton.normal import Normal
 from torch_anderson._gauss_newton.residuals import Residuals
@@ -260,3 +260,25 @@ def test_matrices_are_factors_where_that_takes_fewer_operations(shape, uses, fac
     assert layout.uses == (uses if factors else 0, 0)
     assert layout.width == storage.LARGE + (uses * sum(shape) if factors else shape[0] * shape[1])
     assert not Layout.cheapest([torch.Size((9, 9))], [1]).factored  # small networks have dense rows
+
+
+def test_constants_that_a_residual_makes_do_not_keep_it_from_float64(caplog):
+    """``jvp`` refuses a float32 tangent beside float64 points: a float32 network must not end in float32 for it."""
+    torch.manual_seed(0)
+    model = torch.nn.Sequential(torch.nn.Linear(1, 10), torch.nn.Tanh(), torch.nn.Linear(10, 1))
+    outside = torch.tensor([1.0])
+    points = torch.linspace(0, 3, 40)[:, None]
+
+    def prepared(tangent):
+        def slope(u, x):
+            return torch.func.jvp(u, (x,), (tangent(x),))[1] - torch.cos(x).sum()
+
+        objective = Objective(model, slope=Term(slope, points))
+        optimizer = GaussNewton(torch.optim.Adam(model.parameters()))
+        optimizer.step(objective)
+        return optimizer._driver.residuals.dtype
+
+    assert prepared(lambda x: torch.tensor([1.0])) == torch.float64
+    assert not caplog.records
+    assert prepared(lambda x: outside) == torch.float32
+    assert "new_tensor" in caplog.text

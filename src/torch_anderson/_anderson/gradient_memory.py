@@ -86,8 +86,6 @@ class GradientMemory(Driver):
         """The problem that the gradient of this step completes; None if no jump is due."""
         self.record: JumpRecord | None = None
         """The record of the pending jump."""
-        self.cleared = False
-        """Whether gradients were cleared since the jump."""
         self._version: int | None = None
         self.build(self.space)
 

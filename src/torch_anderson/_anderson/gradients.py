@@ -150,7 +150,7 @@ class GradientDriver(GradientMemory):
 
     def attempt(self, record: JumpRecord) -> None:
         """Mark a jump as pending: the next gradient decides on it."""
-        self.state.pending, self.record, self.cleared = True, record, False
+        self.state.pending, self.record = True, record
         self.stats.counts["attempted"] += 1
         self.watch()
 
@@ -179,18 +179,16 @@ class GradientDriver(GradientMemory):
         self.state.refusals = MEMORY * self.state.refusals + 1 - MEMORY
         self.conclude("gradient")
 
-    def gradients_cleared(self) -> None:
-        """Undo a pending jump if its gradient is not finite and led to no step.
+    @property
+    def pending(self) -> bool:
+        """Whether a jump waits for its gradient."""
+        return self.state.pending
 
-        A gradient scaler skips such a step, and would skip all later ones. Called when gradients are to be cleared;
-        the first time after the jump they belong to the point where it began.
-        """
-        if not self.state.pending or self.overwritten():
-            return
-        if self.cleared and not self.finite_gradients():
+    def take_back(self) -> None:
+        """Refuse a pending jump whose gradient is of no use."""
+        if not self.overwritten():
             self.refuse()
             self.go_back()
-        self.cleared = True
 
     def accept(self) -> None:
         """Let the jump stay."""

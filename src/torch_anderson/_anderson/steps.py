@@ -156,20 +156,17 @@ class StepDriver(StepMemory):
         self.trial.take_back(self.base, groups)
         self.watch()
 
-    def gradients_cleared(self) -> None:
-        """Undo a pending jump if its gradient is not finite and led to no step.
+    @property
+    def pending(self) -> bool:
+        """Whether a jump waits for its residual."""
+        return self.trial.record is not None
 
-        A gradient scaler skips such a step, and would skip all later ones. Called when gradients are to be cleared;
-        the first time after the jump they belong to the point where it began.
-        """
-        if not self.trial.record:
-            return
-        self.notice_outside_writes()
-        if self.trial.record and self.trial.cleared and not self.finite_gradients():
+    def take_back(self) -> None:
+        """Refuse a pending jump whose gradient is of no use."""
+        if self._version == self.space.version():
             record = replace(self.trial.end(), cause="residual")
             self.go_back(group_values(self.base))
             self.concluded(record.cause, lambda: record)
-        self.trial.cleared = True
 
     def skipped(self, cause: str, problem: Problem | None = None) -> str:
         """Count and report an acceleration that was not attempted."""

@@ -34,13 +34,11 @@ class Trial:
     """The base's state at the jump."""
     record: JumpRecord | None = None
     """The record of the jump that waits; None if there is none."""
-    cleared: bool = False
-    """Whether gradients were cleared since the jump."""
 
     def begin(self, base: Optimizer, norm: float, record: JumpRecord) -> None:
         """Mark a jump as pending; the residual of its plain point has this norm."""
         self.state.take(base)
-        self.test.norm, self.record, self.cleared = norm, record, False
+        self.test.norm, self.record = norm, record
 
     def end(self) -> JumpRecord:
         """End the trial; returns its record."""

@@ -11,6 +11,7 @@ from collections.abc import Mapping, Sequence
 import torch
 from torch import Tensor
 
+from .._driver import logger
 from .misfit import Convex, Squares
 from .objective import Closure, Objective
 from .outputs import Unusable
@@ -19,6 +20,10 @@ from .rows import Layout, Rows
 from .term import ADVICE
 from .term_residuals import SEEN, TermResiduals, close
 
+COARSE = (
+    "GaussNewton computes in {dtype} instead of float64, which limits the accuracy: a residual function fails in "
+    "float64 ({problem}). Make its constants in the type of the sample, e.g. point.new_tensor([0.0, 1.0])."
+)
 GUESS = 4
 """Uses of a weight matrix in a residual with derivatives."""
 BLOCK = 500
@@ -61,6 +66,7 @@ class Residuals:
             self.dtype = own
             self.refresh()
             self._prepare(weights, samples)
+            logger.warning(COARSE.format(dtype=own, problem=problem))
 
     def fits(self, objective: Objective, params: Sequence[Tensor]) -> bool:
         """Whether these are the residuals of an objective, with these parameters trained."""

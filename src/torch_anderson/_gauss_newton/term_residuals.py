@@ -6,6 +6,7 @@ They are traced where that can be done (``trace``, ``factors``), and evaluated w
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -144,8 +145,9 @@ class TermResiduals:
 
     def _one(self, *arguments: Tensor | None) -> Tensor:
         count = len(self.keys)
-        weights = dict(zip(self.keys, arguments[:count], strict=True))
-        return functional_call(self.module, weights, tuple(arguments[count:]))  # type: ignore[arg-type, no-any-return]
+        weights: dict[str, Any] = dict(zip(self.keys, arguments[:count], strict=True))
+        with constants_of(weights[self.keys[0]].dtype):
+            return functional_call(self.module, weights, tuple(arguments[count:]))  # type: ignore[no-any-return]
 
     def _dims(self, arguments: Sequence[Tensor | None]) -> tuple[int | None, ...]:
         count = len(self.keys)
@@ -191,6 +193,17 @@ class TermResiduals:
             if count < self.block and not most:
                 some = tuple(torch.cat([x, x[:1].expand(self.block - count, *x.shape[1:])]) for x in some)
             yield some, count
+
+
+@contextmanager
+def constants_of(dtype: torch.dtype) -> Iterator[None]:
+    """A context in which tensors that a function makes without a type get this one: ``jvp`` does not mix types."""
+    before = torch.get_default_dtype()
+    torch.set_default_dtype(dtype)
+    try:
+        yield
+    finally:
+        torch.set_default_dtype(before)
 
 
 def close(one: Tensor, other: Tensor) -> bool:
