@@ -4,6 +4,7 @@ import re
 from pathlib import Path
 
 import pytest
+import torch
 
 ROOT = Path(__file__).parent.parent
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("**/*.md"))]
@@ -17,7 +18,9 @@ BLOCKS = [
 @pytest.mark.parametrize("block", BLOCKS)
 def test_a_code_block_in_the_documentation_runs(block: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
+    before = torch.get_default_dtype()
     exec(compile(block, "<documentation>", "exec"), {"__name__": "__main__"})
+    assert torch.get_default_dtype() == before, "the block changes the default type of whatever runs after it"
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)

@@ -123,6 +123,7 @@ def test_the_trainer_of_hugging_face_gives_the_outputs_ahead(tmp_path):
 
     class Trainer(transformers.Trainer):
         def compute_loss(self, model, inputs, **_):
+            optimizer._driver.state.samples = FIXED  # as in ``driven``; the Trainer loads a state without any
             optimizer.set_batch(outputs=lambda: (wrapped.model(inputs["x"]), inputs["y"]))
             return model(**inputs)["loss"]
 

@@ -184,7 +184,9 @@ def counted(method: str, task: str, **overrides: object) -> tuple[Training, list
 @pytest.mark.parametrize(("task", "factor"), [("burgers2d", 1), ("burgers2d", 3), ("burgers2d-fixed", 1)])
 def test_gauss_newton_jumps_and_pays_for_every_forward_pass(task, factor):
     training, calls = counted("gauss-newton", task, steps=100, forward_cost=0.125, probe_factor=factor)
-    assert training.trainer.stats()["accepted"] > 0
+    counts = training.trainer.stats()
+    assert counts["attempted"] > 0
+    assert counts["accepted"] > 0 or task != "burgers2d-fixed"  # changing points may refuse every proposal
     assert training.step == training.trainer.steps + 0.125 * factor * len(calls)
     assert {given[1] for given in calls} == {factor}
     assert {given[0] for given in calls} < set(range(training.trainer.steps))
