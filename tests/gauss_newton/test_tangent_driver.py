@@ -239,6 +239,20 @@ def test_more_samples_are_drawn_while_jumps_fit_only_their_own():
     assert len(objective.retained["inside"].samples[0]) == 60  # 40 fitted, 20 unseen
 
 
+@pytest.mark.parametrize(("count", "fitted"), [(40, 80), (600, 1200), (250_000, 500)])
+def test_fixed_samples_are_all_fitted_at_once_where_that_is_cheap(count, fitted):
+    model = network()
+
+    def fit(u, t):
+        return u(t), 2 * u(t) - t.sum()  # two residuals a sample: the first plan does not know of them
+
+    optimizer = GaussNewton(Adam(model.parameters()))
+    optimizer.step(Objective(model, fit=Term(fit, torch.rand(count, 1, dtype=torch.float64))))
+    residuals, state = optimizer._driver.residuals, optimizer._driver.state
+    found = optimizer._driver.plan(residuals, {}, state.whole_blocks)
+    assert 2 * found.fitted["fit"] == fitted
+
+
 # ---------------------------------------------------------------------------------------------------------- resuming
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
-from math import sqrt
+from math import ceil, sqrt
 
 import torch
 from torch import Tensor
@@ -18,6 +18,9 @@ ROWS = 500
 """Rows that the first jump fits, if there are as many."""
 DRAWN, GIVEN, FIXED = 1 / 3, 1 / 3, 1.0
 """Shares of samples that are fitted: drawn ones, those given for one step, and fixed ones, which are all there are."""
+AT_ONCE = 1e7
+"""Fixed samples are all fitted from the first jump on if their Jacobian has no more entries than this: what early
+jumps on a part of them break, later ones do not mend, as no other samples come."""
 UNSEEN = 2
 """Fewest blocks of samples that are drawn besides those that are fitted."""
 
@@ -28,8 +31,10 @@ class Plan:
 
     fitted: dict[str, int]
     total: dict[str, int]
+    start: float
+    """Blocks of the first jump ..."""
     most: float
-    """Largest useful number of blocks."""
+    """... and the largest useful number of them."""
     noisy: bool
     """Whether every step has other samples than the last, none of which can be drawn again."""
 
@@ -48,7 +53,9 @@ def plan(residuals: Residuals, given: Mapping[str, Samples], blocks: int, most_r
         fitted[name] = blocks * block if drawn else min(blocks * block, max(1, int(share[name] * there[name])))
         total[name] = max(there[name], (blocks + max(UNSEEN, blocks // 2)) * block) if drawn else there[name]
     growing = any(not term.fixed and name not in given for name, term in terms.items())
-    return Plan(fitted, total, max(1.0, (most_rows / rows if growing else 1.0) / first), bool(given))
+    most = max(1.0, most_rows / rows / first) if growing else ceil(1 / first)
+    at_once = all(term.fixed for term in terms.values()) and not given and rows * residuals.n <= AT_ONCE
+    return Plan(fitted, total, most if at_once else 1.0, most, bool(given))
 
 
 def _available(term: Term, given: Samples | None) -> int:

@@ -111,7 +111,7 @@ class TangentDriver(TangentMemory):
         counts = self.plan(residuals, bound, state.whole_blocks)
         model = self.measured(residuals, bound, counts)
         before = self.flat(self.momentum, residuals)
-        move = fit(model, before, state.damping(model.square), state.length, self.memory)
+        move = fit(model, before, state.damping(model.square, all_fitted=not model.unseen), state.length, self.memory)
         found = search(path(model, move), state.length, state.longer)
         accepted = found.best.loss < model.loss
         proposes = counts.noisy and not state.trusted
@@ -149,6 +149,8 @@ class TangentDriver(TangentMemory):
             samples = objective.examples(bound, counts.total)
             found.check(samples, params)
             found.prepare(found.read(), samples, counts.fitted)
+        if not self.state.jumps:
+            self.state.blocks = self.plan(found, bound, blocks=1).start
         return found
 
     def plan(self, residuals: Residuals, bound: Mapping[str, Samples], blocks: int) -> Plan:

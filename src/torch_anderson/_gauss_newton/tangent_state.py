@@ -11,7 +11,9 @@ from math import ceil
 from .search import SHORTEST, Found
 
 DAMPING = 1e-3
-"""Damping, relative to the loss of the fitted samples."""
+"""Damping, relative to the loss of the fitted samples ..."""
+ALL_FITTED = 0.05
+"""... and its least value if there are no others, by which a search could notice jumps that fit these alone."""
 EASE, STIFFEN = 3.0, 3.0
 """Factors by which additional damping falls after an accepted jump, and grows after a refused one."""
 MEMORY = 0.95
@@ -96,9 +98,9 @@ class TangentState:
         """Rows, in multiples of the first number."""
         return max(1, round(self.blocks))
 
-    def damping(self, loss: float) -> float:
+    def damping(self, loss: float, all_fitted: bool) -> float:
         """The damping for the loss of the fitted samples; grows with the square of the number of rows."""
-        return DAMPING * self.whole_blocks**2 * loss * self.boost
+        return max(DAMPING * self.whole_blocks**2, ALL_FITTED if all_fitted else 0.0) * loss * self.boost
 
     def accept(self, found: Found) -> None:
         """Adapt length and damping to a jump that was made."""
