@@ -71,3 +71,21 @@ def test_the_quadratic_of_pytorch_ends_hardly_ever_worse(make, steps):
         _, ours = quadratic_of_pytorch(seed, make, steps, Anderson)
         worse += (ours + 1e-3 * first) / (alone + 1e-3 * first) > 1.05
     assert worse <= 2
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_noise_that_begins_after_many_accepted_jumps_is_noticed(seed):
+    """A nearly quadratic loss whose gradients become noisy after 12 steps; there are 300 more."""
+    generator = torch.Generator().manual_seed(seed)
+    normal = partial(torch.randn, generator=generator, dtype=torch.float64)
+    rotation = torch.linalg.qr(normal(50, 50))[0]
+    hessian = rotation @ torch.logspace(-1.5, 0, 50, dtype=torch.float64).diag() @ rotation.T
+    weights = nn.Parameter(3 * normal(50))
+    optimizer = Anderson(optim.SGD([weights], lr=0.1))
+    for step in range(312):
+        w = weights.detach()
+        weights.grad = hessian @ w + 1e-3 * w**3 + (normal(50) / 50**0.5 if step >= 12 else 0)
+        optimizer.step()
+        if step == 11:
+            assert optimizer.stats.counts["accepted"] >= 6
+    assert optimizer.stats.counts["attempted"] < 60

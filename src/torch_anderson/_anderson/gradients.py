@@ -26,8 +26,8 @@ from .._ranks.placement import is_dtensor, local_part
 from .._records import JumpRecord
 from .._tensors.checkpoint import Entries
 from .gradient_memory import BRIEF_LOOK, FIRST_REST, LONGEST_REST, LOOK, GradientMemory
-from .noise import CERTAIN, PROBATION, has_changed, is_noise
-from .residual import Reading
+from .noise import CERTAIN, PROBATION, has_changed, is_late_noise, is_noise
+from .residual import WHY_PLAIN, Reading
 from .secants import COARSE_RIDGE, RIDGE, Proposal, Secants
 
 FLATTER, STEEPER = 0.3, 4.0
@@ -49,12 +49,6 @@ CALM = 0.1
 """Average of refusals below which the next rest is short again."""
 LONGER = 4
 """A rest after the function has changed is this many times as long as the last of its kind."""
-
-UNKNOWN_DECAY = (
-    "Anderson makes plain steps: it does not know how {name} applies weight_decay, so its gradients do not show "
-    "where the minimum is. Use residual='step', or add the penalty to the loss."
-)
-OWN_PAIRS = "Anderson makes plain steps: LBFGS keeps pairs of points and gradients itself; jumps would invalidate them."
 
 
 class GradientDriver(GradientMemory):
@@ -84,17 +78,14 @@ class GradientDriver(GradientMemory):
     @torch.no_grad()  # gradients may carry a graph, and closures enable it
     def measure(self) -> bool:
         """Take in the gradient before the base sees it; False if it refuses the jump that led here."""
-        if isinstance(self.base, torch.optim.LBFGS):
-            self.tell_once(OWN_PAIRS)
-            return True
         if not self.space.blocks:
             return True
         state, history = self.state, self.history
         disturbed = self.overwritten()
         reading = self.residual.read(self.point, self.gradient)
-        if reading is Reading.UNKNOWN_DECAY:
-            self.tell_once(UNKNOWN_DECAY.format(name=type(self.base).__name__))
-        if reading is Reading.UNKNOWN_DECAY or reading is Reading.NO_GRADIENT:
+        if reading in WHY_PLAIN:
+            self.tell_once(WHY_PLAIN[reading].format(name=type(self.base).__name__))
+        if reading in WHY_PLAIN or reading is Reading.NO_GRADIENT:
             return True
         if reading is Reading.NOT_COMPARABLE:
             self.reset_history()
@@ -165,7 +156,8 @@ class GradientDriver(GradientMemory):
         self.refuse()
         proven = state.proven >= PROBATION
         changed = tries > 0 and proven and has_changed(secants, tries + 1)
-        again = tries < PATIENCE if proven else tries < RETRIES and state.refusals <= TOO_MANY
+        hopeless = state.refusals > TOO_MANY and (not proven or is_late_noise(secants, tries + 1))
+        again = not hopeless and tries < (PATIENCE if proven else RETRIES)
         if again and not changed and secants.finite:
             self.shorten(secants, slope, record, tries)
         else:

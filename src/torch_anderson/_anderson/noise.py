@@ -17,6 +17,9 @@ DOUBTFUL = 0.15
 """Asymmetry above which gradients are noise if the newest difference also ..."""
 NEW = 0.5
 """... lies outside the span of the older ones by more than this part of its length."""
+FEWEST, STEEPENS = 3, 2.0
+"""After many accepted jumps, gradients are noise if at least so many points on one line show it, and the curvature up
+to the nearest is this many times that up to the one before."""
 CHANGED = 50.0
 """The function has changed if a gradient differs by so many times what curvature explains."""
 
@@ -32,6 +35,18 @@ def is_noise(state: GradientState, secants: Secants) -> bool:
         return secants.asymmetry(CERTAIN) > (CLEAR if len(secants.slots) >= CERTAIN else DOUBTFUL)
     asymmetry = secants.asymmetry(RECENT)
     return asymmetry > SUSPECT or (asymmetry > DOUBTFUL and secants.novelty() > NEW)
+
+
+def is_late_noise(secants: Secants, tried: int) -> bool:
+    """Whether gradients are noise although many jumps were accepted, by the last ``tried`` points on one line.
+
+    Each of these points is nearer to the beginning of the line than the one before it. For a smooth loss the curvature
+    up to there hardly grows; under noise the difference of gradients stays as large while the distance shrinks. Two
+    points are not enough, since it grows between them in strongly curved valleys too.
+    """
+    newest, longer = secants.slots[:tried], secants.slots[1:tried]
+    steepens = tried >= FEWEST and secants.stretch(newest) > STEEPENS * secants.stretch(longer)
+    return steepens and secants.asymmetry(len(secants.slots)) > NOISY
 
 
 def has_changed(secants: Secants, tried: int) -> bool:

@@ -103,6 +103,17 @@ class Reading(Enum):
     NO_GRADIENT = auto()
     UNKNOWN_DECAY = auto()
     """How the base applies its weight decay is unknown, and so is the minimum that it approaches."""
+    OWN_PAIRS = auto()
+    """The base keeps pairs of points and gradients itself."""
+
+
+WHY_PLAIN = {
+    Reading.UNKNOWN_DECAY: "Anderson makes plain steps: it does not know how {name} applies weight_decay, so its "
+    "gradients do not show where the minimum is. Use residual='step', or add the penalty to the loss.",
+    Reading.OWN_PAIRS: "Anderson makes plain steps: {name} keeps pairs of points and gradients itself; jumps would "
+    "invalidate them.",
+}
+"""Messages for results that do not change from step to step."""
 
 
 class Setting(NamedTuple):
@@ -153,6 +164,8 @@ class GradientResidual:
     def read(self, point: Vector, gradient: Vector) -> Reading:
         """Read w and g, unless there is no gradient, or not of a function that has its minimum where the base ends."""
         space, groups = self._space, [group for group in self._base.param_groups if group.get("anderson", True)]
+        if isinstance(self._base, torch.optim.LBFGS):
+            return Reading.OWN_PAIRS
         if not self._known and any(group.get("weight_decay") for group in groups):
             return Reading.UNKNOWN_DECAY
         if space.ranks.size == 1 and all(p.grad is None for p in space.params):
