@@ -12,7 +12,7 @@ from torch import Tensor
 
 from .._options import choice, integer, invalid, real
 from .._tensors.blocks import Space, Vector
-from .history import chunks, full_precision
+from .history import LAUNCHES, chunks, full_precision
 from .residual import largest
 
 CHUNK = 1 << 15
@@ -105,7 +105,7 @@ class Window:
         """
         mean_weights, line = (weights.to(points) for weights in self._weights)
         variances = []
-        for a, b in chunks(0, out.numel(), out.device, CHUNK):
+        for a, b in chunks(0, out.numel(), CHUNK if out.device.type == "cpu" else CHUNK * LAUNCHES):
             newest = points[(self.count - 1) % self.length, a:b]
             deviations = points[:, a:b] - newest
             mean = torch.mv(deviations.t(), mean_weights)

@@ -27,9 +27,11 @@ SHORT = 1 << 14
 Longer ones are limited by memory, which float32 halves."""
 
 CHUNK = 1 << 15
-"""Columns multiplied at once: few enough to stay in a cache, and for sums in float32 that are good to 1e-6."""
+"""Columns that are converted at once on the CPU: few enough to stay in a cache."""
 LAUNCHES = 16
-"""Chunks are this many times longer on other devices than the CPU, to hide kernel launches."""
+"""Chunks are this many times longer on other devices, to hide kernel launches, and if nothing is converted."""
+PIECE = 1 << 13
+"""Columns that are multiplied at once on the CPU, by one thread: sums in float32 that are good to 1e-6."""
 
 
 class Rows:
@@ -84,24 +86,27 @@ class Rows:
         """
         everything = len(wanted) == 2 * self.size + 1
         total: Tensor | None = None
+        right: Tensor | None = None
         for z in self._chunks(exact):
             with full_precision(z.device):
-                right = z if everything else self._chosen(z, wanted)
-                part = ((right if alone else z) @ right.t()).double()
+                right = z if everything else self._chosen(z, wanted, right)
+                part = products(right if alone else z, right)
             total = part if total is None else total.add_(part)
         assert total is not None
         return total if self.block.span_weight == 1 else total.mul_(self.block.span_weight)
 
-    def _chosen(self, z: Tensor, wanted: Sequence[int]) -> Tensor:
+    def _chosen(self, z: Tensor, wanted: Sequence[int], before: Tensor | None) -> Tensor:
+        """Some rows of a chunk, in the memory of those before if that fits: new memory takes longer than the copy."""
         rows = self._z_rows if self.courier is None and z is self.z else z
-        return torch.stack([rows[i] for i in wanted])
+        fits = before is not None and before.shape[1] == z.shape[1]
+        return torch.stack([rows[i] for i in wanted], out=before if fits else None)
 
     def _chunks(self, exact: bool) -> Iterator[Tensor]:
         self.arrive()
         where, dtype = self.residual_diffs.device, torch.float64 if exact else self.block.dtype
         as_it_is = self.courier is None and self.z.dtype == dtype
         workspace: Tensor | None = None
-        for a, b in chunks(*self.block.span, where, CHUNK):
+        for a, b in chunks(*self.block.span, CHUNK if where.type == "cpu" and not as_it_is else CHUNK * LAUNCHES):
             if as_it_is:
                 yield self.z if b - a == self.block.n else self.z[:, a:b]
                 continue
@@ -121,17 +126,20 @@ class Rows:
         self.arrive()
         by_residual, own, by_point = weights[: self.size], weights[self.size], weights[self.size + 1 :]
         with full_precision(self.block.device):
-            torch.sub(last_point, self._combined(self.point_diffs, by_point, target), out=target)
+            self._subtract(self.point_diffs, by_point, last_point, target)
             if any(by_residual):
-                target.sub_(self._combined(self.residual_diffs, by_residual, target))
+                self._subtract(self.residual_diffs, by_residual, target, target)
             if own:
                 target.sub_(self.last_residual, alpha=own)
 
-    def _combined(self, rows: Tensor, weights: Sequence[float], like: Tensor) -> Tensor:
-        """rows'weights, where the target is."""
-        if rows.dtype == torch.bfloat16:  # only kept in it
-            rows = rows.to(like.dtype)
-        return torch.mv(rows.t(), torch.tensor(weights, dtype=rows.dtype).to(rows.device)).to(like.device)
+    def _subtract(self, rows: Tensor, weights: Sequence[float], point: Tensor, target: Tensor) -> None:
+        """Put point - rows'weights into the target."""
+        dtype = target.dtype if rows.dtype == torch.bfloat16 else rows.dtype  # rows are only kept in bfloat16
+        w = torch.tensor(weights, dtype=dtype).to(rows.device)
+        if rows.device == target.device and rows.dtype == target.dtype:
+            torch.addmv(point, rows.t(), w, alpha=-1, out=target)
+        else:
+            torch.sub(point, torch.mv(rows.to(dtype).t(), w).to(target.device), out=target)
 
     def arrive(self) -> None:
         """Wait for rows that are still being copied."""
@@ -208,10 +216,20 @@ class History:
             rows.subtract(weights, last_point, part)
 
 
-def chunks(start: int, stop: int, device: torch.device, length: int) -> Iterator[tuple[int, int]]:
+def chunks(start: int, stop: int, length: int) -> Iterator[tuple[int, int]]:
     """Column ranges that cover ``start`` to ``stop``; an empty one for none."""
-    length *= 1 if device.type == "cpu" else LAUNCHES
     return ((a, min(a + length, stop)) for a in range(start, max(stop, start + 1), length))
+
+
+def products(rows: Tensor, others: Tensor) -> Tensor:
+    """Inner products of rows with others, in float64; long ones are cut in pieces, shared by threads on the CPU."""
+    whole = rows.shape[1] // PIECE
+    if rows.device.type != "cpu" or whole < 2:
+        return (rows @ others.t()).double()
+    end = whole * PIECE
+    pieces = [x[:, :end].unflatten(1, (whole, PIECE)).transpose(0, 1) for x in (rows, others)]
+    found = torch.bmm(pieces[1], pieces[0].transpose(1, 2)).sum(0, dtype=torch.float64).t()
+    return found + (rows[:, end:] @ others[:, end:].t()).double() if end < rows.shape[1] else found
 
 
 def full_precision(device: torch.device) -> AbstractContextManager[Any]:

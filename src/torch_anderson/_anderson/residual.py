@@ -19,6 +19,8 @@ NOT_PROPORTIONAL = (torch.optim.Rprop, torch.optim.LBFGS, torch.optim.ASGD, torc
 """Optimizers whose step is not proportional to the learning rate."""
 
 SAME_RATIO = 1e-9
+PIECE = 1 << 18
+"""Numbers whose differences are formed at once on the CPU."""
 
 
 def learning_rates(groups: Sequence[Group]) -> list[float]:
@@ -84,14 +86,22 @@ class StepResidual:
 
     def norm_sq(self) -> Tensor:
         """|r|^2 on this rank; waits for the device."""
-        parts = [torch.dist(a, b).double().square() for a, b in zip(self.point, self.start, strict=True)]
+        parts = [distance(a, b).double().square() for a, b in zip(self.point, self.start, strict=True)]
         weights = [block.copy_weight for block in self._space.blocks]
         return torch.stack([w * part.cpu() for w, part in zip(weights, parts, strict=True)]).sum()
 
     def largest_entry(self) -> Tensor:
         """|r| in the maximum norm, on the device."""
-        parts = [torch.dist(a, b, p=torch.inf) for a, b in zip(self.point, self.start, strict=True) if len(a)]
+        parts = [distance(a, b, torch.inf) for a, b in zip(self.point, self.start, strict=True) if len(a)]
         return largest(parts) if parts else self.start[0].new_zeros(())
+
+
+def distance(one: Tensor, other: Tensor, p: float = 2.0) -> Tensor:
+    """|one - other|; long vectors are cut in pieces, whose differences stay in a cache."""
+    if one.device.type != "cpu" or len(one) <= PIECE:
+        return torch.dist(one, other, p)
+    parts = [torch.dist(a, b, p) for a, b in zip(one.split(PIECE), other.split(PIECE), strict=True)]
+    return torch.linalg.vector_norm(torch.stack(parts).double(), p)
 
 
 class Reading(Enum):
