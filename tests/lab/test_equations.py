@@ -14,6 +14,7 @@ from torch_anderson import Objective, Term
 from torch_anderson.lab import jobs, lines
 from torch_anderson.lab.equations import command, quasi_newton, race, references, surrogates
 from torch_anderson.lab.equations import problems as eq
+from torch_anderson.lab.equations.case import Case, Problem, network, zero
 from torch_anderson.lab.equations.clock import Clock, Spent, marks
 from torch_anderson.lab.equations.levenberg_marquardt import Residuals, bundles
 from torch_anderson.lab.equations.methods import METHODS, Method, missing
@@ -206,9 +207,9 @@ def tiny_equation():
             lambda count: 2 * torch.rand(count, 1, dtype=torch.float64) - 1,
             count=20,
         ),
-        "start": Term(eq.zero, torch.zeros(1, 1, dtype=torch.float64), weight=2.0),
+        "start": Term(zero, torch.zeros(1, 1, dtype=torch.float64), weight=2.0),
     }
-    return eq.Case(eq.network(1, 5, 1), terms, points, torch.sin(points[:, 0]))
+    return Case(network(1, 5, 1), terms, points, torch.sin(points[:, 0]))
 
 
 def tiny_table():
@@ -220,8 +221,8 @@ def tiny_table():
 @pytest.fixture
 def tiny(monkeypatch):
     monkeypatch.setattr(quasi_newton, "WARM_UP", 20)
-    equation = eq.Problem(name="tiny", title="tiny", group="burgers", build=tiny_equation)
-    table = eq.Problem(name="table", title="table", group="surrogates", build=tiny_table, drawn=False)
+    equation = Problem(name="tiny", title="tiny", group="burgers", build=tiny_equation)
+    table = Problem(name="table", title="table", group="surrogates", build=tiny_table, drawn=False)
     monkeypatch.setitem(PROBLEMS, "tiny", equation)
     monkeypatch.setitem(PROBLEMS, "table", table)
 

@@ -16,15 +16,16 @@ from pathlib import Path
 from typing import Any, ClassVar, Protocol
 
 import numpy as np
-from joblib import delayed
+from joblib import cpu_count, delayed
 from joblib.externals.loky.process_executor import BrokenProcessPool
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
+from .arguments import BadInput
 from .lines import Record, append
 from .results import write_bytes
 from .runner import processor, versions
-from .screen import complain, raw
+from .screen import complain, duration, raw, tell
 from .sweep import in_workers
 
 ARRAYS = "arrays"
@@ -50,6 +51,23 @@ class Outcome:
     job: Job
     record: Record | None
     error: str = ""
+
+
+def how_many(jobs: int | None) -> int:
+    """The number of processes; one for each core if none is given."""
+    processes = cpu_count() if jobs is None else jobs
+    if processes < 1:
+        raise BadInput(f"Invalid jobs: {processes}. Allowed: 1 and more.")
+    return processes
+
+
+def announce(console: Console, total: int, left: Sequence[Job], results: Path, processes: int) -> None:
+    """Say how much there is to do and how long it takes, about."""
+    tell(console, f"{total} runs ({total - len(left)} done before) in {results}")
+    if left:
+        seconds = sum(job.estimate() for job in left)
+        spread = f"{duration(seconds / processes)} with {processes} jobs, " if processes > 1 else ""
+        tell(console, f"Estimated time: {spread}{duration(seconds)} on one core")
 
 
 def key(record: Mapping[str, Any], job: Job) -> tuple[Any, ...]:

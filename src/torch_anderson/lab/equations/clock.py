@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from .problems import Case
+from .case import Case
 
 REPORTED = (20.0, 60.0, 120.0, 600.0)
 """Seconds at which tables show errors."""

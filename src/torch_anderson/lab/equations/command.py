@@ -4,18 +4,17 @@ import math
 from collections.abc import Sequence
 from pathlib import Path
 
-from joblib import cpu_count
 from rich.console import Console
 
 from ..arguments import BadInput, parse_seeds
-from ..jobs import make
+from ..jobs import announce, how_many, make
 from ..lines import Record
 from ..runner import named
-from ..screen import complain, duration, tell
+from ..screen import complain
 from ..sweep import check_writable
+from .case import Problem
 from .methods import METHODS, Method, missing
 from .page import show_page
-from .problems import Problem
 from .race import Entry, entries
 from .scores import best_rates
 from .store import load, unfinished
@@ -38,9 +37,7 @@ def carry_out(
     dry_run: bool,
 ) -> bool:
     """Make the runs and the page; returns whether a run failed."""
-    processes = cpu_count() if jobs is None else jobs
-    if processes < 1:
-        raise BadInput(f"Invalid jobs: {processes}. Allowed: 1 and more.")
+    processes = how_many(jobs)
     if not (seconds > 0 and math.isfinite(seconds)):
         raise BadInput(f"Invalid seconds: {seconds:g}. Allowed: a finite number above 0.")
     failed = False
@@ -51,7 +48,7 @@ def carry_out(
         if not asked:
             raise BadInput("No run is left: none of these methods has one of these rates.")
         left = unfinished(asked, records)
-        announce(console, asked, left, results, processes)
+        announce(console, len(asked), left, results, processes)
         if dry_run:
             return False
         check_writable(results)
@@ -98,12 +95,3 @@ def available(problems: Sequence[str], methods: Sequence[str]) -> tuple[list[Pro
     for message in filter(None, absent.values()):
         complain(message)
     return [each for each in chosen if not absent[each.name]], [each for each in able if not absent[each.name]]
-
-
-def announce(console: Console, asked: Sequence[Entry], left: Sequence[Entry], results: Path, processes: int) -> None:
-    """Say how much there is to do and how long it takes, about."""
-    tell(console, f"{len(asked)} runs ({len(asked) - len(left)} done before) in {results}")
-    if left:
-        seconds = sum(job.estimate() for job in left)
-        spread = f"{duration(seconds / processes)} with {processes} jobs, " if processes > 1 else ""
-        tell(console, f"Estimated time: {spread}{duration(seconds)} on one core")

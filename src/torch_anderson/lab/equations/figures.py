@@ -13,8 +13,9 @@ from matplotlib.figure import Figure
 
 from ..figures import LOOK
 from ..jobs import arrays_file
+from .case import Problem
 from .clock import marks
-from .problems import Problem, burgers_solution
+from .problems import burgers_solution
 from .race import Entry
 from .scores import FAILED, OURS, Score, Scores, error_at
 from .surrogates import PROBLEMS

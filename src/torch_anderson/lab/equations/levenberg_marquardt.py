@@ -8,8 +8,8 @@ from torch.func import vmap
 
 from torch_anderson import Term
 
+from .case import Case
 from .clock import Clock
-from .problems import Case
 
 PACKAGE = "torch_levenberg_marquardt"
 SAMPLES = 1000

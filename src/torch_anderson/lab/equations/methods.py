@@ -14,9 +14,10 @@ from torch.optim import Adam, Optimizer
 
 from torch_anderson import GaussNewton, Objective
 
+from .case import Case, Problem
 from .clock import Clock
 from .levenberg_marquardt import PACKAGE, levenberg_marquardt
-from .problems import Case, Problem, burgers
+from .problems import burgers
 from .quasi_newton import Points, lbfgs, ssbroyden
 
 RATES = {"adam": (1e-3, 3e-3, 1e-2, 3e-2), "soap": (1e-3, 3e-3, 1e-2, 3e-2)}
@@ -144,7 +145,7 @@ def variants(base: str, label: str) -> Iterator[Method]:
     kinds: list[tuple[str, str, Closures, Callable[[Problem], bool]]] = [
         ("cosine", "cosine", usual_closures, lambda problem: True),
         ("retain", "cosine, retained points", retaining_closures, lambda problem: problem.drawn),
-        ("traced", "cosine, traced residuals", traced_closures, lambda problem: not problem.data),
+        ("traced", "cosine, traced residuals", traced_closures, lambda problem: problem.traceable),
         ("batches", f"cosine, batches of {BATCH}", partial(data_closures, batch=BATCH), lambda problem: problem.data),
     ]
     for name, words, closures, suits in kinds:

@@ -12,9 +12,9 @@ from ..provenance import origin
 from ..results import write_bytes
 from ..screen import complain, show_table, tell
 from ..sweep import check_writable
+from .case import Problem
 from .figures import draw_errors, draw_picture
 from .methods import METHODS, PERIOD
-from .problems import Problem
 from .quasi_newton import WARM_UP, WARM_UP_RATE
 from .scores import FIRST_ORDER, OURS, Score, Scores
 from .store import load

@@ -16,8 +16,8 @@ from torch import Tensor, nn
 
 from torch_anderson import Objective
 
+from .case import Case
 from .clock import Clock
-from .problems import Case
 from .traced import TracedLoss
 
 Vector = NDArray[np.float64]

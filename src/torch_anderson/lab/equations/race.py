@@ -13,9 +13,9 @@ import torch
 from ..jobs import ARRAYS
 from ..lines import Record
 from ..runner import one_thread
+from .case import Problem
 from .clock import Clock, Spent
 from .methods import METHODS, Method, warm_up
-from .problems import Problem
 from .surrogates import PROBLEMS
 
 SLOWER = 1.1

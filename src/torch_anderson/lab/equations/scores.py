@@ -7,9 +7,9 @@ from functools import cached_property
 from statistics import geometric_mean
 from typing import Any
 
+from .case import Problem
 from .clock import REPORTED
 from .methods import METHODS
-from .problems import Problem
 from .surrogates import PROBLEMS
 
 Record = Mapping[str, Any]

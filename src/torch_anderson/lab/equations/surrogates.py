@@ -12,7 +12,8 @@ from torch import Tensor
 
 from torch_anderson import Term
 
-from .problems import EQUATIONS, Case, Network, Problem, network
+from .case import Case, Network, Problem, network
+from .problems import EQUATIONS
 
 FLUID = "CarbonDioxide"
 TEMPERATURES, PRESSURES = (310.0, 500.0), (1e6, 3e7)

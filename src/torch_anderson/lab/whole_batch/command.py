@@ -4,13 +4,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from joblib import cpu_count
 from rich.console import Console
 
-from ..arguments import BadInput, parse_seeds
-from ..jobs import make
+from ..arguments import parse_seeds
+from ..jobs import announce, how_many, make
 from ..runner import named
-from ..screen import complain, duration, tell
+from ..screen import complain
 from ..sweep import check_writable
 from .batches import batched, endings
 from .methods import METHODS, Method
@@ -34,14 +33,12 @@ def carry_out(
     dry_run: bool,
 ) -> bool:
     """Make the runs and the page; returns whether a run failed."""
-    processes = cpu_count() if jobs is None else jobs
-    if processes < 1:
-        raise BadInput(f"Invalid jobs: {processes}. Allowed: 1 and more.")
+    processes = how_many(jobs)
     failed = False
     if only != "page":
         asked = plan(problems, methods, parse_seeds(seeds), results)
         left = asked.left()
-        announce(console, asked, left, processes)
+        announce(console, asked.total, [job for jobs in left.values() for job in jobs], results, processes)
         if dry_run:
             return False
         check_writable(results)
@@ -57,6 +54,11 @@ class Plan:
 
     results: Path
     jobs: dict[str, list[Job]]
+
+    @property
+    def total(self) -> int:
+        """The number of runs."""
+        return sum(map(len, self.jobs.values()))
 
     def left(self) -> dict[str, list[Job]]:
         """The runs that are still to be made; complains about damaged ones."""
@@ -88,13 +90,3 @@ def available(
     for message in (*missing.values(), *(method.missing for method in able if method.missing)):
         complain(message)
     return [each for each in chosen if each.name not in missing], [each for each in able if not each.missing]
-
-
-def announce(console: Console, asked: Plan, left: dict[str, list[Job]], processes: int) -> None:
-    """Say how much there is to do and how long it takes, about."""
-    total, rest = (sum(map(len, jobs.values())) for jobs in (asked.jobs, left))
-    tell(console, f"{total} runs ({total - rest} done before) in {asked.results}")
-    if rest:
-        seconds = sum(job.estimate() for jobs in left.values() for job in jobs)
-        spread = f"{duration(seconds / processes)} with {processes} jobs, " if processes > 1 else ""
-        tell(console, f"Estimated time: {spread}{duration(seconds)} on one core")
