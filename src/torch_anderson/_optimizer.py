@@ -27,7 +27,10 @@ FORWARDED = frozenset({"train", "eval"})
 
 
 class WrappedOptimizer(Optimizer):
-    """An optimizer around another one, the base, which makes the steps. A driver decides what else happens."""
+    """An optimizer around another one, the base, which makes the steps. A driver decides what else happens.
+
+    It follows parameters that change, agrees with other ranks once, counts rests, and may undo a jump without a step.
+    """
 
     _driver: Driver
 
@@ -62,7 +65,7 @@ class WrappedOptimizer(Optimizer):
     # ----------------------------------------------------------------------------------------------------- training
 
     def _step(self, closure: Callable[[], Any] | None, samples: Any) -> Any:
-        """Make one base step, accelerated where that can change anything; steps at rest cost next to nothing."""
+        """Make one base step, accelerated where that can change anything. Steps at rest cost next to nothing."""
         driver = self._driver
         if not driver.resting or not driver.agreed or not self._enabled or is_compiling() or global_hooks():
             return self._accelerated_step(closure, samples)
@@ -100,7 +103,7 @@ class WrappedOptimizer(Optimizer):
 
     @contextmanager
     def disabled(self) -> Iterator[None]:
-        """Within this context every step is the base's own, bit for bit; pairs stored before stay."""
+        """Within this context every step is the base's own, bit for bit; stored pairs and a pending jump stay."""
         self._driver.cancel()
         before, self._enabled = self._enabled, False
         try:

@@ -26,8 +26,8 @@ BRIEF_LOOK = 3
 """Gradients that are stored after repeated noise: usually enough to see that it goes on."""
 FIRST_REST, LONGEST_REST = 4, 30
 """Base steps of the first rest, and of the longest: each is twice as long as the last, until jumps are accepted."""
-FIRST_PAUSE = 256
-"""Base steps of the first rest after the function has changed."""
+FIRST_PAUSE, LONGEST_PAUSE = 256, 4096
+"""Base steps of the first rest after the function has changed, and of the longest."""
 
 
 @dataclass
@@ -45,7 +45,7 @@ class GradientState:
     rest: int = FIRST_REST
     """Length of the next rest."""
     noisy: bool = False
-    """Whether gradients were noise twice in a row, and have never been ``smooth``."""
+    """Whether gradients were noise after a rest of more than the first length, and have never been ``smooth``."""
     smooth: bool = False
     """Whether many jumps were accepted between two rests, so that noise would be something new."""
     pause: int = FIRST_PAUSE
@@ -58,7 +58,7 @@ class GradientState:
     """Whether the weights are those of a jump that no gradient has decided on."""
     tries: int = 0
     """How often the pending jump was shortened."""
-    slope: float = 0.0
+    descent: float = 0.0
     """-g'D at the point where the jump D begins."""
     norm: float = 0.0
     """|g| there."""
@@ -97,7 +97,10 @@ class GradientMemory(Driver):
         return self.state.k
 
     def build(self, space: Space) -> None:
-        """Make room for pairs, for the pair that is being read, and for the plain point."""
+        """Make room for pairs, for the pair that is being read, and for the plain point.
+
+        Points are as ``GradientResidual`` reads and writes them, scaled by group; the plain point is not scaled.
+        """
         self.history = History(space, self.options.history_size, self.storage)
         self.gram = Gram(self.options.history_size)
         self.residual = GradientResidual(self.base, space)

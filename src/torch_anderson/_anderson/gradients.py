@@ -25,7 +25,7 @@ from .._driver import logger
 from .._ranks.placement import is_dtensor, local_part
 from .._records import JumpRecord
 from .._tensors.checkpoint import Entries
-from .gradient_memory import BRIEF_LOOK, FIRST_REST, LONGEST_REST, LOOK, GradientMemory
+from .gradient_memory import BRIEF_LOOK, FIRST_REST, LONGEST_PAUSE, LONGEST_REST, LOOK, GradientMemory
 from .noise import CERTAIN, PROBATION, has_changed, is_late_noise, is_noise
 from .residual import WHY_PLAIN, Reading
 from .secants import COARSE_RIDGE, RIDGE, Proposal, Secants
@@ -33,10 +33,9 @@ from .secants import COARSE_RIDGE, RIDGE, Proposal, Secants
 FLATTER, STEEPER = 0.3, 4.0
 """A jump passes if the slope at its end is at most this part of the descent at its start, and the gradient at most so
 many times as long."""
-RETRIES = 2
-"""A refused jump is shortened this many times before the weights return to the plain point."""
-PATIENCE = 6
-"""Limit of retries once many jumps were accepted: they may have led to where the base alone is unstable."""
+RETRIES = 6
+"""Most times that a refused jump is shortened before the weights return to the plain point, which may be where the base
+alone is unstable. Before many jumps were accepted, ``TOO_MANY`` ends it after two."""
 SHORTEST, LONGEST = 0.1, 0.5
 """Limits of the part of a refused jump that is tried next."""
 GROWTH = 4.0
@@ -48,7 +47,7 @@ FIRST_MOMENTS = ("momentum_buffer", "exp_avg")
 CALM = 0.1
 """Average of refusals below which the next rest is short again."""
 LONGER = 4
-"""A rest after the function has changed is this many times as long as the last of its kind."""
+"""A rest after the function has changed is this many times as long as the last of its kind: it will change again."""
 
 
 class GradientDriver(GradientMemory):
@@ -71,13 +70,17 @@ class GradientDriver(GradientMemory):
             loss, _ = base_step(self.measure)
         except JumpRefused as refused:
             return refused.loss
-        if self.secants:
+        if self.secants is not None:
             self.jump(self.secants)
         return loss
 
     @torch.no_grad()  # gradients may carry a graph, and closures enable it
     def measure(self) -> bool:
-        """Take in the gradient before the base sees it; False if it refuses the jump that led here."""
+        """Take in the gradient before the base sees it; False if it refuses the jump that led here.
+
+        A pending jump stays, undecided, where gradients can no longer be compared (``reset_history`` cancels it) and
+        where other code has written to the weights.
+        """
         if not self.space.blocks:
             return True
         state, history = self.state, self.history
@@ -95,7 +98,7 @@ class GradientDriver(GradientMemory):
         if state.look or history.pairs < 2:
             return True
         disturbed = self.gram.take_in(history, self.space.ranks, disturbed)
-        secants = Secants(self.gram.matrix, history.newest_first, RIDGE if history.exact else COARSE_RIDGE)
+        secants = Secants(self.gram.matrix, history.newest_first, RIDGE if history.fine else COARSE_RIDGE)
         if state.pending and disturbed:
             self.cancel()
         if state.pending and not self.settle(secants):
@@ -128,7 +131,7 @@ class GradientDriver(GradientMemory):
     def go(self, secants: Secants, proposal: Proposal) -> None:
         """Set the weights to the end of the jump; the plain point is kept until it is decided."""
         state, norm, fitted = self.state, secants.gradient_norm, proposal.fitted
-        state.length, state.slope, state.norm, state.reach = proposal.length, proposal.descent, norm, -1.0
+        state.length, state.descent, state.norm, state.reach = proposal.length, proposal.descent, norm, -1.0
         self.space.refresh()  # the base may have given the parameters other memory
         self.space.read(self.plain)
         self.history.subtract(proposal.weights, self.point)
@@ -149,21 +152,22 @@ class GradientDriver(GradientMemory):
         """Decide on the pending jump by the gradient at its end; False if it does not stay."""
         state = self.state
         slope = state.reach * secants.along_newest
-        if slope <= FLATTER * state.slope and secants.gradient_norm <= STEEPER * state.norm:
+        if slope <= FLATTER * state.descent and secants.gradient_norm <= STEEPER * state.norm:
             self.accept()
             return True
         record, tries = self.record, state.tries
         self.refuse()
+        if not secants.finite:
+            self.forget()
+            self.go_back()
+            return False
         proven = state.proven >= PROBATION
         changed = tries > 0 and proven and has_changed(secants, tries + 1)
         hopeless = state.refusals > TOO_MANY and (not proven or is_late_noise(secants, tries + 1))
-        again = not hopeless and tries < (PATIENCE if proven else RETRIES)
-        if again and not changed and secants.finite:
-            self.shorten(secants, slope, record, tries)
-        else:
+        if changed or hopeless or tries == RETRIES:
             self.go_back(changed)
-            if not secants.finite:
-                self.forget()
+        else:
+            self.shorten(secants, slope, record, tries)
         return False
 
     def refuse(self) -> None:
@@ -177,7 +181,10 @@ class GradientDriver(GradientMemory):
         return self.state.pending
 
     def take_back(self) -> None:
-        """Refuse a pending jump whose gradient is of no use."""
+        """Refuse a pending jump whose gradients are not finite, step after step, so that no step was made from it.
+
+        The driver calls it when gradients are cleared (``gradients_cleared``).
+        """
         if not self.overwritten():
             self.refuse()
             self.go_back()
@@ -204,13 +211,13 @@ class GradientDriver(GradientMemory):
     def shorten(self, secants: Secants, slope: float, record: JumpRecord | None, tries: int) -> None:
         """Try a part of the refused jump: up to where a straight line through the slopes at both ends is 0."""
         state = self.state
-        part = min(max(state.slope / (state.slope + slope) if slope > 0 else 0.0, SHORTEST), LONGEST)
+        part = min(max(state.descent / (state.descent + slope) if slope > 0 else 0.0, SHORTEST), LONGEST)
         weights = [0.0] * len(secants.matrix)
         weights[secants.s(secants.slots[0])] = (1 - part) * state.reach
         self.history.subtract(weights, self.point)
         self.residual.write(self.point, everything=True)
         state.reach = part / (1 - part)
-        state.slope *= part
+        state.descent *= part
         state.length *= part
         state.radius = state.length
         state.tries = tries + 1
@@ -218,14 +225,15 @@ class GradientDriver(GradientMemory):
         self.attempt(replace(record, step_ratio=part * record.step_ratio))
 
     def go_back(self, changed: bool = False) -> None:
-        """Return to the plain point; rest if that was one refusal too many, for long if the function has changed."""
+        """Return to the plain point; rest if too many jumps were refused, for long if the function has changed."""
         state = self.state
         self.space.write(self.plain, everything=True)
         state.radius = state.length / 2
         if changed or state.refusals > TOO_MANY:
             self.rest()
         if changed:
-            self.resting, state.pause, state.smooth = state.pause, LONGER * state.pause, False
+            self.resting, state.smooth = state.pause, False
+            state.pause = min(LONGER * state.pause, LONGEST_PAUSE)
 
     def rest(self) -> None:
         """Leave the next steps to the base, then look again."""

@@ -5,8 +5,8 @@
                rows; or the gradient
 
 Pairs are measured, differences are stored: a residual is never derived from stored points, which would be wrong after
-any jump or average. Differences are taken as previous minus present. The sign does not matter: coefficients of the
-least-squares problem change theirs with it, and the candidate stays the same.
+any jump or average. Differences are taken as previous minus present. The sign does not matter for candidates:
+coefficients of the least-squares problem change theirs with it.
 
 The rows of a block form one matrix Z: residual differences, the last residual, point differences. Inner products of
 these rows are all that the small problem, the length of a jump and its direction need.
@@ -154,6 +154,9 @@ class History:
         self.size = size
         self.rows = [Rows(block, size, space.total <= SHORT, storage) for block in space.blocks]
         self.exact = all(rows.exact for rows in self.rows)
+        """Whether every product is formed in float64 anyway."""
+        self.fine = self.exact and storage.dtype is None
+        """Whether rows are kept in float64, too."""
         self.last_point = space.vector()
         self.pairs = 0
         self.fresh = 0

@@ -6,11 +6,11 @@ from .gradient_memory import GradientState
 from .secants import Secants
 
 RECENT, CERTAIN = 3, 6
-"""Pairs by which noise is judged: usually, and after noise twice in a row."""
+"""Differences by which noise is judged: usually, and after repeated noise."""
 SUSPECT, NOISY = 0.25, 0.5
 """Asymmetry above which gradients are noise: after plain steps, and after jumps, whose length makes it larger."""
 PROBATION = 6
-"""Jumps that have to be accepted before noise is no longer suspected."""
+"""Jumps that have to be accepted before noise is suspected only where jumps are refused."""
 CLEAR = 0.05
 """Asymmetry of ``CERTAIN`` pairs up to which gradients no longer count as noise."""
 DOUBTFUL = 0.15
@@ -27,7 +27,7 @@ CHANGED = 50.0
 def is_noise(state: GradientState, secants: Secants) -> bool:
     """Whether gradients change as noise does, not as those of a smooth loss; after accepted jumps the limit is higher.
 
-    After noise twice in a row, more pairs are needed: three are symmetric by chance in one of 10 to 100 cases.
+    After repeated noise, more differences are needed: three are symmetric by chance in one of 10 to 100 cases.
     """
     if state.proven:
         return secants.asymmetry(RECENT) > NOISY

@@ -173,7 +173,7 @@ class GradientResidual:
 
     def read(self, point: Vector, gradient: Vector) -> Reading:
         """Read w and g, unless there is no gradient, or not of a function that has its minimum where the base ends."""
-        space, groups = self._space, [group for group in self._base.param_groups if group.get("anderson", True)]
+        space, groups = self._space, [group for group in self._base.param_groups if takes_part(group)]
         if isinstance(self._base, torch.optim.LBFGS):
             return Reading.OWN_PAIRS
         if not self._known and any(group.get("weight_decay") for group in groups):
@@ -221,7 +221,10 @@ class GradientResidual:
                 torch._foreach_div_(weights, [setting.root or inf for setting in settings])
 
     def write(self, point: Vector, everything: bool = False) -> None:
-        """Set the weights to a point as it was read; ``point`` is overwritten."""
+        """Set the weights to a point as it was read; ``point`` is overwritten.
+
+        ``everything``: also parameters without a gradient at this step. Groups that are not moved stay as they are.
+        """
         for block, settings, w in zip(self._space.blocks, self._settings, point, strict=False):
             roots = [setting.root for setting in settings]
             if any(root != 1 for root in roots):

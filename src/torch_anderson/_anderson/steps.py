@@ -1,4 +1,4 @@
-"""The algorithm: one base step is an evaluation of a fixed-point map, whose residuals determine where to jump.
+"""The algorithm for steps: one base step evaluates a fixed-point map, whose residuals determine where to jump.
 
 p   period            base steps between two accelerations
 q   store_period      base steps between two stored pairs

@@ -1,4 +1,4 @@
-"""Jumps that a later measurement decides: the test, and the way back for weights and base if it fails."""
+"""Jumps that the residual of the next step decides: the test, and the way back for weights and base if it fails."""
 
 from collections.abc import Iterator
 from copy import deepcopy
