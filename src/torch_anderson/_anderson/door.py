@@ -78,7 +78,7 @@ class Anderson(WrappedOptimizer):
 
     Each gradient, with the weights it was computed at, is a pair. The last pairs show how the gradient changes with
     the weights, and after a base step the weights jump to where it should vanish: by limited-memory BFGS, and by
-    Anderson's least squares :math:`\min \lVert g - Y y \rVert` where that explains the gradient. The next gradient,
+    Anderson's least squares :math:`\min \lVert g - Y c \rVert` where that explains the gradient. The next gradient,
     which training computes anyway, decides: the jump stays, is shortened, or is undone. Where gradients are noisy, as
     those of small batches are, it rests: it makes plain steps at almost no cost, and tests again later.
 
