@@ -184,7 +184,7 @@ def _rows(tensor: Tensor, x0: Tensor, batched: bool) -> Tensor:
 
 
 def _tensor(rows: Tensor, x0: Tensor) -> Tensor:
-    """The inverse of ``_rows``: a copy with the shape and dtype of ``x0``."""
+    """A copy of ``rows`` with the shape and dtype of ``x0``; the inverse of ``_rows``."""
     if x0.is_complex():
         return torch.view_as_complex(rows.reshape(*x0.shape, 2)).to(x0.dtype, copy=True)
     return rows.reshape(x0.shape).to(x0.dtype, copy=True)

@@ -184,11 +184,11 @@ class WrappedOptimizer(Optimizer):
 
     @property
     def _built(self) -> bool:
-        """False while ``Optimizer.__init__`` runs, which would fill groups of its own."""
+        """Whether there is a driver. Before that, what ``Optimizer.__init__`` sets or adds is ignored."""
         return hasattr(self, "_driver")
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
-        """Add a group to the base. The history starts anew."""
+        """Add a group to the base. The history restarts."""
         if self._built:
             self.base.add_param_group(param_group)
             try:

@@ -76,11 +76,12 @@ class AndersonOptions(Options):
 class Anderson(WrappedOptimizer):
     r"""Anderson acceleration of any first-order optimizer.
 
-    Each gradient, with the weights it was computed at, is a pair. The last pairs show how the gradient changes with
-    the weights, and after a base step the weights jump to where it should vanish: by limited-memory BFGS, and by
-    Anderson's least squares :math:`\min \lVert g - Y y \rVert` where that explains the gradient. The next gradient,
-    which training computes anyway, decides: the jump stays, is shortened, or is undone. Where gradients are noisy, as
-    those of small batches are, it rests: it makes plain steps at almost no cost, and tests again later.
+    Each gradient, with the weights at which it was computed, is a pair. The last pairs show how the gradient changes
+    with the weights, and after a base step the weights jump to where it should vanish. The jump is computed by
+    limited-memory BFGS, and by Anderson's least squares :math:`\min \lVert g - Y c \rVert` where that explains the
+    gradient. The next gradient, which training computes anyway, decides: the jump stays, is shortened, or is undone.
+    Where gradients are noisy, as those of small batches are, it rests: it makes plain steps at almost no cost, and
+    tests again later.
 
     ``residual="step"`` is the method of the paper: one base step is one evaluation of a fixed-point map,
     :math:`w \to u = w + r`; every ``period`` steps :math:`g = \arg\min \lVert r - R g \rVert`, and the weights jump to

@@ -173,7 +173,7 @@ class GradientResidual:
 
     def read(self, point: Vector, gradient: Vector) -> Reading:
         """Read w and g, unless there is no gradient, or not of a function that has its minimum where the base ends."""
-        space, groups = self._space, [group for group in self._base.param_groups if takes_part(group)]
+        space, groups = self._space, [group for group in self._base.param_groups if group.get("anderson", True)]
         if isinstance(self._base, torch.optim.LBFGS):
             return Reading.OWN_PAIRS
         if not self._known and any(group.get("weight_decay") for group in groups):

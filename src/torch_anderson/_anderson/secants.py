@@ -69,10 +69,10 @@ class Secants:
     # ------------------------------------------------------------------------------------------------------- noise
 
     def asymmetry(self, pairs: int) -> float:
-        """How far s_i'y_j and s_j'y_i of the newest pairs are apart: 0 for a smooth loss, about 0.7 for noise.
+        """Relative difference of s_i'y_j and s_j'y_i for the newest pairs: 0 for a quadratic, about 0.7 for noise.
 
-        For a smooth loss both are s_i'(Hessian) s_j. Under noise one of them is nearly 0: a step depends on the noise
-        of gradients before it, never on that of later ones.
+        For a smooth loss both are nearly s_i'(Hessian) s_j. Under noise one of them is nearly 0: a step depends on the
+        noise of earlier gradients, but not on that of later ones.
         """
         recent = self.slots[:pairs]
         lengths = [sqrt(self.matrix[self.s(i)][self.s(i)]) or 1.0 for i in recent]

@@ -73,17 +73,17 @@ class Layout:
         return cls(tuple(shapes), tuple(u if large and u and _cheap(shape, u) else 0 for shape, u in pairs))
 
     def as_dense(self) -> Layout:
-        """The same parameters with dense rows."""
+        """The layout of these parameters with dense rows only."""
         return Layout(self.shapes, (0,) * len(self.shapes))
 
     @property
     def factored(self) -> bool:
-        """Whether there are factors."""
+        """Whether any rows are stored as factors."""
         return any(self.uses)
 
     @property
     def width(self) -> int:
-        """Numbers that are stored for a row."""
+        """How many numbers are stored for a row."""
         return sum(u * sum(s) if u else prod(s) for s, u in zip(self.shapes, self.uses, strict=True))
 
     @property

@@ -219,16 +219,16 @@ class TangentDriver(TangentMemory):
         return now
 
     def compared(self, residuals: Residuals, batch: Batch, *places: Tensor) -> tuple[float, float, float]:
-        """The loss of a batch at two places, over all ranks, and the standard error of their difference."""
+        """The losses of a batch at two points, averaged over ranks, and the standard error of their difference."""
         one, other = (residuals.values(weights, batch.samples) for weights in places)
         losses = [batch.losses(values)[0] for values in (one, other)]
         before, after, variance = self.space.ranks.mean(torch.stack([*losses, batch.doubt(one, other)])).tolist()
         return before, after, sqrt(variance / self.space.ranks.size)
 
     def settle(self, objective: Objective, bound: Mapping[str, Samples]) -> None:
-        """Decide about the last jump by samples that it has not fitted: it may have fitted the noise of its own.
+        """Decide on the last jump by samples that it has not fitted, since it may have fitted the noise of its samples.
 
-        A proposal is added to the present weights if it gains enough; a jump that was made is undone if it gains
+        A proposal is added to the current weights if it gains enough; a jump that was made is undone if it gains
         nothing. Base steps since the jump remain.
         """
         residuals, state = self.prepared(objective, bound), self.state

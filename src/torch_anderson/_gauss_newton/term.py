@@ -26,17 +26,18 @@ class Term:
 
     Args:
         function: the residual at one sample, ``function(u, sample)``; returns a tensor, or a tuple or dictionary of
-            tensors. ``u`` is the model as a function of one point. A sampler that gives several tensors hands one row
-            of each to the function, ``function(u, point, value)``.
-        samples: a function that draws a given number of samples, or the samples: a tensor or a tuple of tensors
-            whose first dimension counts samples.
-        count: number of samples to draw; only with a function.
+            tensors. ``u`` is the model as a function of one point. If samples consist of
+            several tensors, the function gets one row of each, ``function(u, point, value)``.
+        samples: a function that draws a given number of samples, or fixed samples: a tensor, or a tuple of tensors,
+            whose first dimension counts the samples.
+        count: number of samples to draw; only if ``samples`` is a function.
         weight: factor of the term in the loss.
         loss: None for squares, or a convex function of one sample's output, such as
-            ``torch.nn.functional.cross_entropy``. It gets all that ``function`` returned: the model's output first, and
-            data, such as the class.
-        retain: whether samples whose residual is above the mean stay for the next evaluation, while the others are
-            drawn anew; only with a function. None: only with tangent jumps, as other methods lost by it.
+            ``torch.nn.functional.cross_entropy``. It gets everything that ``function`` returns: the model's output
+            first, then data such as the class.
+        retain: whether samples whose residual is above the mean are kept for the next evaluation, while the others
+            are drawn again; only if ``samples`` is a function. None: only with tangent jumps, because it makes other
+            methods worse.
 
     >>> Term(lambda u, point: u(point), torch.zeros(10, 2), count=5)
     Traceback (most recent call last):

@@ -127,9 +127,9 @@ def adopt(space: Space, vectors: Vectors, found: dict[Tensor, Entries]) -> bool:
 
 
 def merge(state_dict: dict[str, Any], found: dict[Tensor, Entries], groups: Sequence[Group]) -> dict[str, Any]:
-    """Put entries into the base's state dict. Parameters for which the base keeps no dictionary have no place.
+    """Add entries to the base's state dict; those of parameters whose state is not a dictionary are left out.
 
-    A base with a layout of its own is nested whole.
+    If the base's state dict does not have PyTorch's layout, it becomes one entry of a new dictionary.
     """
     ours = {index: found[param] for index, param in enumerate(all_parameters(groups)) if param in found}
     if not is_standard(state_dict):

@@ -32,19 +32,19 @@ class Outcome:
     final: dict[str, float] = field(default_factory=dict)
     """Metrics at the end."""
     seconds: float = 0.0
-    """Of training."""
+    """Time spent in training."""
     error: str = ""
     """Why it failed, in one line."""
     details: str = ""
     """The traceback."""
     disk_full: bool = False
-    """Whether it failed because the disk is full, as all others would."""
+    """Whether it failed because the disk is full, so that all other runs would fail too."""
     done_before: bool = False
     """Whether it was complete before this sweep."""
 
     @property
     def failed(self) -> bool:
-        """Whether there is no result."""
+        """Whether the run has no result."""
         return self.status == FAILED
 
 

@@ -21,7 +21,7 @@ from .store import load
 from .wanted import shown, wanted_table
 
 READING = f"""\
-Every method trains the same float64 network from the same first weights for a given processor time on one thread. The
+Every method trains the same float64 network from the same initial weights for a given processor time on one thread. The
 time includes the set-up of the method (tracing, allocation) but not the import of packages, the reference solution or
 the evaluation of the error. The error is that of the network at test points, relative to the solution in the L2 norm;
 for surrogates it is the root of the mean squared error on test rows, in standard deviations of the targets. It is taken
@@ -32,16 +32,16 @@ seed over the best in brackets; a run that diverged counts as an error of 1000.
 Adam and SOAP were run at several learning rates, constant and with a cosine schedule to zero at the end of the time;
 the best rate for each time is shown. "Retained points" are those with residuals above the mean, which stay for the next
 step, as they do with `GaussNewton`; "traced residuals" are the loss and its gradient as a graph that is traced once
-with `make_fx`, without copies and duplicates. The library has no public way to do this for other optimizers; the
-lab's is simpler than the one in `GaussNewton`. On surrogates Adam and SOAP use one ordinary forward pass for all rows,
-or batches. L-BFGS is torch's with strong Wolfe line search; self-scaled Broyden (SSBroyden) is the lab's, after
-Al-Baali and Urbán et al. (2024), with SciPy's Wolfe line search. Both start after {WARM_UP} steps of Adam
-at {WARM_UP_RATE:g}, use traced losses, and draw points anew every {PERIOD} iterations, of which those with large
-residuals stay. These settings were chosen among a few on Burgers' equation with one seed. torch-levenberg-marquardt has
-its default options except for Cholesky's method, and fresh points at every step."""
+with `make_fx`, without copies and duplicates; the lab's tracing is simpler than that of `GaussNewton`. On surrogates
+Adam and SOAP use one ordinary forward pass for all rows, or batches. L-BFGS is torch's, with a strong Wolfe line
+search; self-scaled Broyden (SSBroyden) is the lab's, after Al-Baali and Urbán et al. (2024), with SciPy's Wolfe line
+search. Both start after {WARM_UP} steps of Adam at {WARM_UP_RATE:g}, use traced losses, and draw points anew every
+{PERIOD} iterations, except for those with large residuals, which are kept. These settings were chosen from a few on
+Burgers' equation with one seed. torch-levenberg-marquardt has its default options, except that it uses Cholesky's
+method, and new points at every step. A table shows only the methods that were run on its problem."""
 ON_RATIOS = """\
-Error of `GaussNewton` on Adam over that of the best of other methods, on the same seeds: below 1 it is better. A ratio
-above 1 is a loss, and is set in bold."""
+Error of `GaussNewton` on Adam divided by that of other methods, on the same seeds: below 1, `GaussNewton` is better.
+Ratios above 1, where it is worse, are in bold."""
 
 
 def build_page(results: Path, out: Path) -> tuple[Path, list[str]]:

@@ -23,33 +23,35 @@ from .store import BATCHES_FOLDER, ENDINGS_FOLDER, FAMILY_FOLDER, load
 from .wanted import wanted_table
 
 READING = """\
-Every gradient is computed on all samples, so there is no noise. A method is counted in gradients; line searches are
-counted too. `Anderson(base)` has its default options. The target is a loss within 10 % of the lowest that any method
-found with that seed, unless the problem says otherwise. Numbers are medians over seeds; `-`: not reached with the
-allowed gradients by half of the seeds or more. The learning rates span a factor of 30, up to near the base's limit of
-stability. L-BFGS is torch's, with strong Wolfe line search and a history of 10 or 100; nonlinear CG is SciPy's. AADL is
-the implementation by the paper's authors, with its defaults; the two losses that it evaluates without gradients at
-every step are not counted.
+Every gradient is computed on all samples, so there is no noise. The cost of a method is the number of its gradients,
+including those of line searches. `Anderson(base)` has its default options. The target is a loss within 10 % of the
+lowest that any method found with that seed, unless the problem says otherwise. Numbers are medians over seeds; `-`: not
+reached with the allowed gradients by half of the seeds or more. The learning rates span a factor of 30, up to near the
+base's limit of stability. L-BFGS is torch's, with strong Wolfe line search and a history of 10 or 100; nonlinear CG is
+SciPy's. AADL is the implementation by the paper's authors, with its defaults; the two losses that it evaluates without
+gradients at every step are not counted.
 
 The constants of `Anderson` were chosen on seeds 0, 1 and 5 to 8 of the problems that are not held out and of similar
 ones. One of them was raised after divergence on the sine problem with seeds 0, 1 and 4, and one was chosen with
-softmax-2 in view. So seeds 0 and 1, the sine problem and softmax-2 are no independent evidence; the other methods have
-their usual constants. Some of the problems were chosen while a prototype's results on them were known."""
+softmax-2 (the held-out softmax regression) in view. Seeds 0 and 1, the sine problem and softmax-2 are therefore not
+independent evidence. The other methods have their usual constants. Some of the problems were chosen when results of a
+first version on them were known."""
 ON_RATIOS = """\
-Ratios are geometric means over problems, bases, rates and seeds. A run of ours that does not reach its target counts as
-twice the allowed gradients, a run of another method as the allowed gradients; pairs in which both fail are left out.
+"The family" are all problems. Ratios are geometric means over problems, bases, rates and seeds. A run of `Anderson`
+("ours") that does not reach its target counts as twice the allowed gradients, a run of another method as the allowed
+gradients; pairs of runs in which both fail are left out.
 The loss at the end of a run is the lowest of its last 10. A base is stable if it does not diverge and its last 10
 losses are within 1.5 times its lowest. Gradients over the base are those to come within 0.1 % of its lowest loss. Tasks
 with noise and the cost at rest are measured by `benchmarks/never_worse.py` and `benchmarks/step_cost.py`."""
 ON_TIMES = """\
-Runs of different methods do not take turns. On a machine with other work, times differ from run to run by more than the
-methods do; `benchmarks/step_cost.py` interleaves them."""
+Runs of different methods are not interleaved. On a machine with other load, times differ more from run to run than
+from method to method; `benchmarks/step_cost.py` interleaves the methods."""
 
 ON_BATCHES = """\
-300 steps with each batch size, the second of the four learning rates, both methods on the same batches. Final loss:
-that of all samples, median of ten evaluations over the last 45 steps. Lines are means over seeds, bands the range.
-Below 1 the accelerated base is better; with few or no jumps it rests, and its time is near the base's. Times are
-rough where base and accelerated runs were not made side by side; `benchmarks/step_cost.py` compares them."""
+Runs have 300 steps, with the second of the four learning rates; the base and `Anderson(base)` get the same batches.
+The final loss is that of all samples, the median of ten evaluations over the last 45 steps. Lines are means over seeds,
+bands the range. Below 1, `Anderson(base)` is better; with few or no jumps it rests. Times are rough, because the two
+runs were not interleaved; `benchmarks/step_cost.py` compares them."""
 
 
 def build_page(results: Path, out: Path) -> tuple[Path, list[str]]:
