@@ -28,7 +28,7 @@ FORWARDED = frozenset({"train", "eval"})
 
 class WrappedOptimizer(Optimizer):
     """An optimizer around another one, the base, which makes the steps. A driver decides what else happens: it follows
-    parameters that change, agrees with other ranks once, counts rests, and may undo a jump when gradients are cleared."""
+    parameters that change, agrees with other ranks once, counts rests, and may undo a jump as gradients are cleared."""
 
     _driver: Driver
 
