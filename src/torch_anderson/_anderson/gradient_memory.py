@@ -35,7 +35,7 @@ class GradientState:
     """The numbers of a checkpoint, besides vectors, the Gram matrix and counters; in this order."""
 
     resting: int = 0
-    """Base steps still to rest."""
+    """Base steps still to rest: in a checkpoint; otherwise ``Driver.resting``."""
     k: int = 0
     """Gradients read."""
     look: int = LOOK
@@ -45,7 +45,7 @@ class GradientState:
     rest: int = FIRST_REST
     """Length of the next rest."""
     noisy: bool = False
-    """Whether gradients were noise after a rest of more than the first length, and have never been ``smooth``."""
+    """Whether gradients were noise, and again after a rest, and have never been ``smooth``."""
     smooth: bool = False
     """Whether many jumps were accepted between two rests, so that noise would be something new."""
     pause: int = FIRST_PAUSE
@@ -67,9 +67,9 @@ class GradientState:
     length: float = 0.0
     """|D|"""
     pairs: int = 0
-    """Pairs stored since the history was cleared."""
+    """Pairs stored since the history was cleared, and ..."""
     fresh: int = 0
-    """Pairs whose products are not in the Gram matrix."""
+    """... those whose products are not in the Gram matrix: in a checkpoint; otherwise ``History`` counts them."""
 
 
 class GradientMemory(Driver):

@@ -1,7 +1,8 @@
 """The algorithm for gradients: every gradient, with the weights it was computed at, tells where to jump.
 
 1. Read the weights and the gradient before the base sees it, and add the pair to the history.
-2. If the weights are those of a jump, this gradient decides on it: it stays, becomes shorter, or is taken back.
+2. If the weights are those of a jump, this gradient decides on it: it stays, and the base's momentum is zeroed; or it
+   becomes shorter, or is taken back, and the base makes no step.
 3. Make the base's step; its end is the plain point, to which a refused jump returns.
 4. Jump from the weights of the gradient, not from the end of the base's step, to where the pairs say that the gradient
    vanishes (``secants``).
@@ -35,7 +36,7 @@ FLATTER, STEEPER = 0.3, 4.0
 many times as long."""
 RETRIES = 6
 """Most times that a refused jump is shortened before the weights return to the plain point, which may be where the base
-alone is unstable. Before many jumps were accepted, ``TOO_MANY`` ends it after two."""
+alone is unstable. Before many jumps were accepted, ``TOO_MANY`` ends it after one or two."""
 SHORTEST, LONGEST = 0.1, 0.5
 """Limits of the part of a refused jump that is tried next."""
 GROWTH = 4.0

@@ -2,9 +2,9 @@
 
     S, Y     differences of stored points and of their gradients: secants of the Hessian, Y = (Hessian) S
     g        the last gradient
-    y        argmin |g - Y'y|, Anderson's least squares
+    c        argmin |g - Y'c|, Anderson's least squares
     H        limited-memory BFGS approximation of the inverse Hessian that the pairs define
-    jump     -H g, or -(S'y + H (g - Y'y)) where the least squares explains nearly all of g
+    jump     -H g, or -(S'c + H (g - Y'c)) where the least squares explains nearly all of g
 
 Least squares alone does not use the symmetry of the Hessian. H does, and comes close to the minimum of a network in
 fewer gradients; but where the pairs span the gradient, as in small problems, least squares is exact and H is not.
@@ -20,7 +20,7 @@ from operator import mul
 from .gram import Coefficients, solve
 
 EXPLAINED = 0.1
-"""Below this |g - Y'y| / |g|, the least squares takes part in the jump."""
+"""Below this |g - Y'c| / |g|, the least squares takes part in the jump."""
 CURVED = 1e-8
 """A pair defines H if the cosine of s and y is above this: BFGS needs positive curvature."""
 RIDGE, COARSE_RIDGE = 1e-10, 1e-5
@@ -39,9 +39,9 @@ class Proposal:
     descent: float
     """Inner product of g with that sum: how fast the loss falls at the beginning of the jump."""
     fitted: Coefficients
-    """y, newest first."""
+    """c, newest first."""
     gain: float
-    """|g - Y'y| / |g|"""
+    """|g - Y'c| / |g|"""
 
 
 class Secants:
@@ -116,7 +116,7 @@ class Secants:
         return Proposal(weights, length, descent, fitted, gain)
 
     def least_squares(self) -> Coefficients:
-        """y, newest first."""
+        """c, newest first."""
         return solve(self._gram(self.slots), [self.matrix[i][self.g] for i in self.slots], self.ridge)
 
     def jump(self, fitted: Coefficients, explained: bool) -> list[float] | None:
@@ -130,8 +130,8 @@ class Secants:
         left, known = self._zeros(), self._zeros()
         left[self.g] = 1.0
         if explained:
-            for i, y in zip(self.slots, fitted.values, strict=True):
-                left[i], known[self.s(i)] = -y, y
+            for i, c in zip(self.slots, fitted.values, strict=True):
+                left[i], known[self.s(i)] = -c, c
         if self.descent(known) < 0:  # towards a saddle or a maximum
             left, known = self._zeros(), self._zeros()
             left[self.g] = 1.0

@@ -53,7 +53,7 @@ def draw_problem(axes: Axes, scores: Scores, problem: Problem) -> None:
     for name, score in longest(scores, problem.name):
         label, colour = LINES[name]
         times = marks(score.length)
-        runs = scores.runs(problem.name, score).values()
+        runs = score.runs.values()
         errors = np.array([[min(error_at(run, at), FAILED) for at in times] for run in runs])
         begun = [at >= max(run["times"][0] for run in runs) for at in times]
         times, errors = [at for at, yes in zip(times, begun, strict=True) if yes], errors[:, begun]
@@ -141,7 +141,7 @@ def pictured(scores: Scores, results: Path) -> tuple[float, dict[str, Any]] | No
 
 def error_map(results: Path, score: Score, seed: int, seconds: float) -> Any:
     """The errors of a run at all test points at this time; None if they were not kept."""
-    path = arrays_file(results, Entry(PICTURED, score.method, score.rate, seed, score.length))
+    path = arrays_file(results, Entry(PICTURED, score.method, score.rate, seed, score.runs[seed]["seconds"]))
     if not path.exists():
         return None
     with np.load(path) as arrays:

@@ -30,8 +30,8 @@ seed over the best in brackets; a run that diverged counts as an error of 1000.
 
 `GaussNewton` has its default options, on Adam with learning rate 0.001 and on SOAP with 0.003, which were not tuned.
 Adam and SOAP were run at several learning rates, constant and with a cosine schedule to zero at the end of the time;
-the best rate for each time is shown. "Retained points" are those with residuals above the mean, which stay for the next
-step, as they do with `GaussNewton`; "traced residuals" are the loss and its gradient as a graph that is traced once
+the best rate for each time is shown. A run with a schedule counts for its own length only. "Retained points" are
+those with residuals above the mean, which stay for the next step, as they do with `GaussNewton`; "traced residuals" are the loss and its gradient as a graph that is traced once
 with `make_fx`, without copies and duplicates; the lab's tracing is simpler than that of `GaussNewton`. On surrogates
 Adam and SOAP use one ordinary forward pass for all rows, or batches. L-BFGS is torch's, with a strong Wolfe line
 search; self-scaled Broyden (SSBroyden) is the lab's, after Al-Baali and Urbán et al. (2024), with SciPy's Wolfe line
@@ -123,7 +123,7 @@ def error_row(scores: Scores, problem: Problem, method: str, times: Sequence[flo
     if not reached:
         return
     last = reached[-1]
-    steps = [run["steps"] for run in scores.runs(problem.name, last).values() if "steps" in run]
+    steps = [run["steps"] for run in last.runs.values() if "steps" in run]
     yield Cell(METHODS[method].label)
     yield Cell("" if last.rate is None else f"{last.rate:g}")
     yield Cell(str(len(last.errors)))

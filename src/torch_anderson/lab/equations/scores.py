@@ -63,10 +63,19 @@ class Score:
 
     method: str
     rate: float | None
-    length: float
-    """Seconds of the runs, of which this is a part or the end."""
-    errors: Mapping[int, float]
-    """By seed."""
+    seconds: float
+    runs: Mapping[int, Record]
+    """By seed; this is a part or the end of each."""
+
+    @cached_property
+    def errors(self) -> dict[int, float]:
+        """By seed."""
+        return {seed: error_at(run, self.seconds) for seed, run in self.runs.items()}
+
+    @property
+    def length(self) -> float:
+        """Seconds of the shortest run."""
+        return min(float(run["seconds"]) for run in self.runs.values())
 
     @property
     def mean(self) -> float:
@@ -92,20 +101,16 @@ class Scores:
         return [problem for problem in PROBLEMS.values() if problem.name in names]
 
     @cached_property
-    def _by_kind(self) -> dict[tuple[str, str], dict[tuple[float | None, float], dict[int, Record]]]:
-        found: dict[tuple[str, str], dict[tuple[float | None, float], dict[int, Record]]] = {}
-        for each in self.records:
-            runs = found.setdefault((each["problem"], each["method"]), {})
-            runs.setdefault((each["rate"], each["seconds"]), {})[each["seed"]] = each
+    def _by_kind(self) -> dict[tuple[str, str], dict[float | None, list[Record]]]:
+        """Runs by problem and method, and by rate; long ones first."""
+        found: dict[tuple[str, str], dict[float | None, list[Record]]] = {}
+        for each in sorted(self.records, key=lambda record: -record["seconds"]):
+            found.setdefault((each["problem"], each["method"]), {}).setdefault(each["rate"], []).append(each)
         return found
 
     def methods(self, problem: str) -> list[str]:
         """Those with runs on a problem."""
         return [name for name in METHODS if (problem, name) in self._by_kind]
-
-    def runs(self, problem: str, score: Score) -> dict[int, Record]:
-        """The runs behind a score, by seed."""
-        return self._by_kind[problem, score.method][score.rate, score.length]
 
     def times(self, problem: str) -> list[float]:
         """Reported times that some run of the problem reaches; if there is none, the lengths of its runs."""
@@ -121,14 +126,14 @@ class Scores:
         return min(found, key=lambda score: score.mean, default=None)
 
     def _candidates(self, problem: str, method: str, seconds: float) -> list[Score]:
-        kinds = self._by_kind.get((problem, method), {})
-        scores = [
-            Score(method, rate, length, {seed: error_at(run, seconds) for seed, run in runs.items()})
-            for (rate, length), runs in kinds.items()
-            if length >= seconds
-        ]
-        most = max((len(score.errors) for score in scores), default=0)
-        return [score for score in scores if len(score.errors) == most]
+        """Each rate with the shortest runs that are long enough; just as long if their rate is scheduled."""
+        whole = METHODS[method].scheduled
+        scores = []
+        for rate, runs in self._by_kind.get((problem, method), {}).items():
+            fitting = [run for run in runs if run["seconds"] == seconds or (run["seconds"] > seconds and not whole)]
+            scores.append(Score(method, rate, seconds, {run["seed"]: run for run in fitting}))
+        most = max((len(score.runs) for score in scores), default=0)
+        return [score for score in scores if len(score.runs) == most > 0]
 
     def family(self, problem: str, *families: str) -> list[str]:
         """The methods of these families that have runs."""
