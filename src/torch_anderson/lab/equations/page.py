@@ -30,15 +30,16 @@ seed over the best in brackets; a run that diverged counts as an error of 1000.
 
 `GaussNewton` has its default options, on Adam with learning rate 0.001 and on SOAP with 0.003, which were not tuned.
 Adam and SOAP were run at several learning rates, constant and with a cosine schedule to zero at the end of the time;
-the best rate for each time is shown. A run with a schedule counts for its own length only. "Retained points" are
-those with residuals above the mean, which stay for the next step, as they do with `GaussNewton`; "traced residuals" are the loss and its gradient as a graph that is traced once
-with `make_fx`, without copies and duplicates; the lab's tracing is simpler than that of `GaussNewton`. On surrogates
-Adam and SOAP use one ordinary forward pass for all rows, or batches. L-BFGS is torch's, with a strong Wolfe line
-search; self-scaled Broyden (SSBroyden) is the lab's, after Al-Baali and Urbán et al. (2024), with SciPy's Wolfe line
-search. Both start after {WARM_UP} steps of Adam at {WARM_UP_RATE:g}, use traced losses, and draw points anew every
-{PERIOD} iterations, except for those with large residuals, which are kept. These settings were chosen from a few on
-Burgers' equation with one seed. torch-levenberg-marquardt has its default options, except that it uses Cholesky's
-method, and new points at every step. A table shows only the methods that were run on its problem."""
+the best rate for each time is shown. A run with a schedule counts for its own length only. "Retained points" are those
+with residuals above the mean, which stay for the next step, as they do with `GaussNewton`; "traced residuals" are the
+loss and its gradient as a graph that is traced once with `make_fx`, without copies and duplicates; the lab's tracing
+is simpler than that of `GaussNewton`. On surrogates Adam and SOAP use one ordinary forward pass for all rows, or
+batches. L-BFGS is torch's, with a strong Wolfe line search; self-scaled Broyden (SSBroyden) is the lab's, after
+Al-Baali and Urbán et al. (2024), with SciPy's Wolfe line search. Both start after {WARM_UP} steps of Adam at
+{WARM_UP_RATE:g}, use traced losses, and draw points anew every {PERIOD} iterations, except for those with large
+residuals, which are kept. These settings were chosen from a few on Burgers' equation with one seed.
+torch-levenberg-marquardt has its default options, except that it uses Cholesky's method, and new points at every step.
+A table shows only the methods that were run on its problem."""
 ON_RATIOS = """\
 Error of `GaussNewton` on Adam divided by that of other methods, on the same seeds: below 1, `GaussNewton` is better.
 Ratios above 1, where it is worse, are in bold."""
