@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from torch_anderson import Storage
 from torch_anderson._anderson.gram import Gram
-from torch_anderson._anderson.history import CHUNK, SHORT, History
+from torch_anderson._anderson.history import CHUNK, LAUNCHES, SHORT, History
 from torch_anderson._tensors.blocks import Space
 
 N = 5
@@ -143,7 +143,7 @@ def test_gram_matrix_is_right_however_many_pairs_come_between_two_readings(size,
         recorder.check_gram()
 
 
-@pytest.mark.parametrize("n", [SHORT, SHORT + 1, CHUNK, CHUNK + 17, 5 * CHUNK + 3])
+@pytest.mark.parametrize("n", [SHORT, SHORT + 1, CHUNK, CHUNK + 17, 5 * CHUNK + 3, LAUNCHES * CHUNK + 5])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 @pytest.mark.parametrize("exact", [True, False])
 def test_products_of_long_vectors_are_exact_or_good_to_single_precision(exact, dtype, n):
@@ -189,3 +189,13 @@ def test_candidate_is_the_last_point_less_the_weighted_rows(storage):
         recorder.history.subtract(weights, [target])
         expected = recorder.history.last_point[0] - Z.T @ torch.tensor(weights, dtype=torch.float64)
         torch.testing.assert_close(target, expected, rtol=1e-12, atol=1e-12)
+
+
+@pytest.mark.parametrize(
+    ("n", "storage", "fine"), [(N, None, True), (N, torch.bfloat16, False), (2 * SHORT, None, False)]
+)
+def test_rows_are_fine_if_they_are_kept_in_double_precision(n, storage, fine):
+    history = History(space_of(n, torch.float32), 3, Storage(dtype=storage))
+    assert history.fine == fine
+    kept = history.rows[0].point_diffs.dtype
+    assert (kept == torch.float64) == fine
