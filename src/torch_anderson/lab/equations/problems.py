@@ -83,6 +83,11 @@ def burgers_fixed() -> Case:
     return replace(burgers(), terms=terms)
 
 
+def burgers_wide() -> Case:
+    """The same equation with drawn points and 3 layers of 200 neurons: 81,201 weights."""
+    return replace(burgers(), model=network(2, 200, 3))
+
+
 # Equations in t and periodic x
 
 
@@ -306,6 +311,7 @@ def helmholtz() -> Case:
 EQUATIONS = (
     Problem(name="burgers2d", title="Burgers", group="burgers", build=burgers, picture=(101, 256)),
     Problem(name="burgers2d-fixed", title="Burgers, fixed points", group="burgers", build=burgers_fixed, drawn=False),
+    Problem(name="burgers2d-wide", title="Burgers, wide network", group="burgers", build=burgers_wide),
     Problem(name="convection", title="convection, speed 30", group="transport", build=convection),
     Problem(name="reaction", title="reaction, rate 5", group="transport", build=reaction),
     Problem(name="allen-cahn", title="Allen-Cahn", group="transport", build=allen_cahn),
