@@ -87,6 +87,16 @@ class Layout:
         return sum(u * sum(s) if u else prod(s) for s, u in zip(self.shapes, self.uses, strict=True))
 
     @property
+    def product(self) -> int:
+        """Operations for the inner product of two rows, about."""
+        return sum(u * (u + 1) * sum(s) if u else prod(s) for s, u in zip(self.shapes, self.uses, strict=True))
+
+    @property
+    def gradient(self) -> int:
+        """Operations for the gradient of one sample, about: as many for each use of a matrix as it has entries."""
+        return sum(max(u, 1) * prod(s) for s, u in zip(self.shapes, self.uses, strict=True))
+
+    @property
     def dense(self) -> int:
         """Numbers of a row that is dense."""
         return sum(prod(s) for s, u in zip(self.shapes, self.uses, strict=True) if not u)

@@ -296,4 +296,5 @@ class TangentDriver(TangentMemory):
         rows, weights = model.rows.shape
         samples = sum(len(x[0]) for x in model.batch.samples.values())
         part = sum(model.batch.fitted.values()) / samples
-        return jump_cost(rows, weights, samples, (part + 1 + found.tried) * self.options.forward_cost)
+        forwards = (part + 1 + found.tried) * self.options.forward_cost
+        return jump_cost(min(rows, weights), model.rows.layout, rows / samples, forwards)

@@ -8,6 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from math import ceil
 
+from .rows import Layout
 from .search import SHORTEST, Found
 
 DAMPING = 1e-3
@@ -186,7 +187,10 @@ class TangentState:
         return self.jump_rate >= PATIENCE * self.base_rate or self.base_rate <= 0
 
 
-def jump_cost(rows: int, weights: int, samples: int, forwards: float) -> float:
-    """Cost of a jump, in gradients on all its samples: algebra, rows, and forward passes."""
-    algebra = min(rows, weights) * weights / GRADIENT_FLOPS / (weights + OVERHEAD)
-    return (algebra + ROWS_COST) * rows / samples + forwards
+def jump_cost(order: int, layout: Layout, part: float, forwards: float) -> float:
+    """Cost of a jump, in gradients on all its samples: algebra, rows, and forward passes.
+
+    ``order`` is that of the system to solve, ``part`` the number of rows for each sample.
+    """
+    algebra = order * layout.product / GRADIENT_FLOPS / (layout.gradient + OVERHEAD)
+    return (algebra + ROWS_COST) * part + forwards
