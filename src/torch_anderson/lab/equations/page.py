@@ -146,7 +146,7 @@ def ratio_table(scores: Scores) -> Table:
     rows = []
     for problem in scores.problems:
         for seconds in scores.times(problem.name):
-            if scores.at(problem.name, [OURS], seconds) is not None:
+            if scores.ratio(problem.name, scores.peers(problem.name), seconds) is not None:
                 rows.append([Cell(each) for each in ratio_row(scores, problem, seconds)])
     return Table(headers, rows)
 
