@@ -16,7 +16,7 @@ from .case import Problem
 from .figures import draw_errors, draw_picture
 from .methods import METHODS, PERIOD
 from .quasi_newton import WARM_UP, WARM_UP_RATE
-from .scores import FIRST_ORDER, OURS, Score, Scores
+from .scores import FIRST_ORDER, Score, Scores
 from .store import load
 from .wanted import shown, wanted_table
 
