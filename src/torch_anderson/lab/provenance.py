@@ -5,10 +5,15 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from datetime import UTC, datetime
 from importlib.metadata import version
 from pathlib import Path
+from textwrap import fill
 from typing import Any
 
 from .comparison import Comparison, Group
 from .results import CONFIG, SUMMARY, DamagedRun, read_json
+
+COMMIT = "commit"
+WIDTH = 116
+"""Columns of a page."""
 
 
 def header(tasks: Sequence[Comparison]) -> dict[str, Any]:
@@ -52,10 +57,17 @@ def origin(command: str, records: Sequence[Mapping[str, Any]]) -> str:
     lines = [
         f"- page made {datetime.now(UTC):%Y-%m-%d} from {len(records)} runs, made {made}",
         f"- seeds {seeds}, {hours:.2f} core hours",
-        *(f"- {words}" for words in distinct(described(each.get("versions", {})) for each in records)),
+        *(f"- {words}" for words in distinct(described(packages(each)) for each in records)),
+        f"- commit {', '.join(distinct(str(each.get('versions', {}).get(COMMIT, 'unknown')) for each in records))}",
         *(f"- {words}" for words in distinct(described(each.get("hardware", {})) for each in records)),
     ]
-    return "\n".join([f"`{command} --seeds {seeds}`", "", *lines])
+    wrapped = [fill(line, WIDTH, subsequent_indent="  ", break_on_hyphens=False) for line in lines]
+    return "\n".join([f"`{command} --seeds {seeds}`", "", *wrapped])
+
+
+def packages(record: Mapping[str, Any]) -> dict[str, Any]:
+    """The versions that a run was made with, except for the commit, which changes more often."""
+    return {name: value for name, value in record.get("versions", {}).items() if name != COMMIT}
 
 
 def commands(task: Comparison) -> Iterator[str]:

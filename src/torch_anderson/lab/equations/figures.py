@@ -23,6 +23,8 @@ from .surrogates import PROBLEMS
 PICTURED = "burgers2d"
 SHOWN = ("adam", "soap", OURS)
 """Families and method in the picture."""
+SECONDS = (1, 2, 5, 10, 20, 60, 120, 600)
+"""Ticks of processor time."""
 LINES: dict[str, tuple[str, str]] = {
     "gauss-newton-adam": ("GaussNewton(Adam)", "#d55e00"),
     "gauss-newton-soap": ("GaussNewton(SOAP)", "#cc79a7"),
@@ -60,7 +62,10 @@ def draw_problem(axes: Axes, scores: Scores, problem: Problem) -> None:
         axes.plot(times, np.exp(np.log(errors).mean(0)), color=colour, label=label)
         axes.fill_between(times, errors.min(0), errors.max(0), color=colour, alpha=0.15, linewidth=0)
     axes.set(xscale="log", yscale="log")
-    axes.set_ylim(top=min(axes.get_ylim()[1], 5.0))
+    shown = [at for at in SECONDS if axes.get_xlim()[0] <= at <= axes.get_xlim()[1]]
+    axes.set_xticks(shown, [f"{at:g}" for at in shown])
+    axes.minorticks_off()
+    axes.set_ylim(min(axes.get_ylim()[0], 0.1), min(axes.get_ylim()[1], 5.0))
     axes.set_title(problem.title)
 
 

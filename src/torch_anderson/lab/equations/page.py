@@ -118,7 +118,7 @@ def error_table(scores: Scores, problem: Problem) -> Table:
 
 
 def error_row(scores: Scores, problem: Problem, method: str, times: Sequence[float]) -> Iterator[Cell]:
-    """One method; rate, seeds and steps are those of the last time that it reaches."""
+    """One method; rate and steps are those of the last time that it reaches."""
     found = [scores.at(problem.name, [method], each) for each in times]
     reached = [score for score in found if score is not None]
     if not reached:
@@ -127,7 +127,7 @@ def error_row(scores: Scores, problem: Problem, method: str, times: Sequence[flo
     steps = [run["steps"] for run in last.runs.values() if "steps" in run]
     yield Cell(METHODS[method].label)
     yield Cell("" if last.rate is None else f"{last.rate:g}")
-    yield Cell(str(len(last.errors)))
+    yield Cell(" to ".join(map(str, sorted({len(reached[-1].errors), len(reached[0].errors)}))))
     yield Cell(f"{sum(steps) / len(steps):.0f}" if steps else "")
     yield from (Cell(cell(score)) for score in found)
 
