@@ -89,7 +89,7 @@ class Layout:
     @property
     def product(self) -> int:
         """Operations for the inner product of two rows, about."""
-        return sum(u * (u + 1) * sum(s) if u else prod(s) for s, u in zip(self.shapes, self.uses, strict=True))
+        return sum(_factored(s, u) if u else prod(s) for s, u in zip(self.shapes, self.uses, strict=True))
 
     @property
     def gradient(self) -> int:
@@ -104,7 +104,12 @@ class Layout:
 
 def _cheap(shape: torch.Size, uses: int) -> bool:
     """Whether products of Gram matrices take fewer operations than that of rows."""
-    return uses * (uses + 1) * sum(shape) < prod(shape)
+    return _factored(shape, uses) < prod(shape)
+
+
+def _factored(shape: torch.Size, uses: int) -> int:
+    """Operations for the inner product of two rows of a weight matrix, by products of Gram matrices."""
+    return uses * (uses + 1) * sum(shape)
 
 
 @dataclass

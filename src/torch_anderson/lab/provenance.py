@@ -5,15 +5,13 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from datetime import UTC, datetime
 from importlib.metadata import version
 from pathlib import Path
-from textwrap import fill
 from typing import Any
 
 from .comparison import Comparison, Group
+from .page import wrapped
 from .results import CONFIG, SUMMARY, DamagedRun, read_json
 
 COMMIT = "commit"
-WIDTH = 116
-"""Columns of a page."""
 
 
 def header(tasks: Sequence[Comparison]) -> dict[str, Any]:
@@ -61,8 +59,7 @@ def origin(command: str, records: Sequence[Mapping[str, Any]]) -> str:
         f"- commit {', '.join(distinct(str(each.get('versions', {}).get(COMMIT, 'unknown')) for each in records))}",
         *(f"- {words}" for words in distinct(described(each.get("hardware", {})) for each in records)),
     ]
-    wrapped = [fill(line, WIDTH, subsequent_indent="  ", break_on_hyphens=False) for line in lines]
-    return "\n".join([f"`{command} --seeds {seeds}`", "", *wrapped])
+    return "\n".join([f"`{command} --seeds {seeds}`", "", *(wrapped(line, indent="  ") for line in lines)])
 
 
 def packages(record: Mapping[str, Any]) -> dict[str, Any]:

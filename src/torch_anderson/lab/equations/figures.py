@@ -65,7 +65,8 @@ def draw_problem(axes: Axes, scores: Scores, problem: Problem) -> None:
     shown = [at for at in SECONDS if axes.get_xlim()[0] <= at <= axes.get_xlim()[1]]
     axes.set_xticks(shown, [f"{at:g}" for at in shown])
     axes.minorticks_off()
-    axes.set_ylim(min(axes.get_ylim()[0], 0.1), min(axes.get_ylim()[1], 5.0))
+    low, high = axes.get_ylim()
+    axes.set_ylim(10 ** math.floor(math.log10(low)), min(high, 5.0))  # at least one tick besides the largest
     axes.set_title(problem.title)
 
 

@@ -9,7 +9,7 @@ from rich.console import Console
 
 from ..arguments import BadInput
 from ..figures import save
-from ..page import Cell, Table, number
+from ..page import Cell, Table, number, wrapped
 from ..provenance import origin
 from ..results import write_bytes
 from ..screen import complain, tell
@@ -86,7 +86,7 @@ def text(scores: Scores, batches: Sequence[Record], endings: Sequence[Record]) -
     parts += ["## Numbers to reach", ON_RATIOS, wanted_table(scores, endings).markdown()]
     parts += ["## Gradients to target"]
     for problem in scores.problems:
-        parts += [f"### {heading(problem)}", about(problem), gradient_table(scores, problem).markdown()]
+        parts += [f"### {heading(problem)}", wrapped(about(problem)), gradient_table(scores, problem).markdown()]
     parts += ["## Processor time", ON_TIMES, time_table(scores).markdown()]
     if measured := by_batch(batches):
         parts += ["## Smaller batches", ON_BATCHES, "![Gain against the batch size](batches.png)"]
