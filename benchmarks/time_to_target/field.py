@@ -6,6 +6,7 @@ from typing import Any
 from torch_anderson.lab.data import MissingData
 from torch_anderson.lab.methods import METHODS
 from torch_anderson.lab.runner import Spec, named
+from torch_anderson.lab.tasks import TASKS
 from torch_anderson.lab.tune import FACTORS
 
 BASE = "base-tuned"
@@ -62,6 +63,11 @@ def entrants(task: str, methods: Sequence[str] = ()) -> list[str]:
         named("method", name, METHODS)
     fitting = [name for name, method in METHODS.items() if method.kind in KINDS and method.applies(settings)]
     return [name for name in fitting if not methods or name in (BASE, *methods)]
+
+
+def metric(task: str) -> str:
+    """What methods are ranked by: the distance from the solution for equations, else the task's metric."""
+    return "relative_l2" if TASKS[task].pinn else TASKS[task].metric
 
 
 def rates(task: str) -> list[float]:

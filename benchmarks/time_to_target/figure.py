@@ -12,8 +12,8 @@ from torch_anderson.lab.figures import DASHES, LOOK
 from torch_anderson.lab.methods import METHODS
 from torch_anderson.lab.results import Run
 
-from .field import BASE
-from .scores import COST, TIME, Problem, profile, reach, settings_of, value
+from .field import BASE, metric
+from .scores import COST, TIME, Problem, profile, reach, value
 
 FARTHEST = 8.0
 """Times the least cost, to the right edge."""
@@ -26,11 +26,11 @@ def to_target(races: Races, unit: str) -> dict[str, dict[Problem, float]]:
     """Method -> problem -> cost or time to the base's best; in the order in which methods are shown."""
     found: dict[str, dict[Problem, float]] = {}
     for task, methods in races.items():
-        metric = settings_of(task).metric
+        ranked_by = metric(task)
         for method, runs in methods.items():
             for seed in runs.keys() & methods[BASE].keys():
-                target = value(methods[BASE][seed], metric, "best")
-                found.setdefault(method, {})[task, seed] = reach(runs[seed], metric, target, unit)
+                target = value(methods[BASE][seed], ranked_by, "best")
+                found.setdefault(method, {})[task, seed] = reach(runs[seed], ranked_by, target, unit)
     return {method: found[method] for method in METHODS if method in found}
 
 

@@ -8,10 +8,9 @@ import numpy as np
 
 from torch_anderson.lab import statistics as st
 from torch_anderson.lab.results import Run
-from torch_anderson.lab.runner import Spec
-from torch_anderson.lab.task import Task
+from torch_anderson.lab.tasks import TASKS
 
-from .field import BASE
+from .field import BASE, metric
 
 COST, TIME = "step", "cpu_seconds"
 Runs = Mapping[int, Run]
@@ -65,35 +64,29 @@ def scores(task: str, methods: Mapping[str, Runs]) -> list[Score]:
     base = methods[BASE]
     unranked = [score(task, name, runs, base) for name, runs in methods.items() if runs.keys() & base.keys()]
     ordered = sorted(unranked, key=lambda each: (each.final.diverged, each.final.estimate.mean))
-    metric = settings_of(task).metric
     first = methods[ordered[0].method]
     return [
-        Score(**{**vars(each), "rank": rank, "level": is_level(methods[each.method], first, metric)})
+        Score(**{**vars(each), "rank": rank, "level": is_level(methods[each.method], first, metric(task))})
         for rank, each in enumerate(ordered, 1)
     ]
 
 
 def score(task: str, method: str, runs: Runs, base: Runs) -> Score:
     """One method against the base."""
-    settings = settings_of(task)
+    ranked_by = metric(task)
     seeds = sorted(runs.keys() & base.keys())
     pairs = [(runs[seed], base[seed]) for seed in seeds]
-    extra = ("training_loss", "relative_l2") if settings.pinn else ()
+    extra = ("training_loss", "validation_mse") if TASKS[task].pinn else ()
     return Score(
         method,
-        final=paired(pairs, settings.metric),
-        best=paired(pairs, settings.metric, "best"),
+        final=paired(pairs, ranked_by),
+        best=paired(pairs, ranked_by, "best"),
         others={name: paired(pairs, name) for name in extra},
         time=st.geometric_interval([ours.summary[TIME] / theirs.summary[TIME] for ours, theirs in pairs]),
-        end=st.geometric_interval([value(ours, settings.metric) for ours, _ in pairs]).mean,
+        end=st.geometric_interval([value(ours, ranked_by) for ours, _ in pairs]).mean,
         cost=float(np.mean([ours.summary["steps"] for ours, _ in pairs])),
-        reached={unit: Reached(tuple(share(*pair, settings.metric, unit) for pair in pairs)) for unit in (COST, TIME)},
+        reached={unit: Reached(tuple(share(*pair, ranked_by, unit) for pair in pairs)) for unit in (COST, TIME)},
     )
-
-
-def settings_of(task: str) -> Task:
-    """The metric of a task does not depend on its settings."""
-    return Spec(task, BASE, 0).resolve()
 
 
 def paired(pairs: Iterable[tuple[Run, Run]], name: str, part: str = "final") -> st.Paired:
@@ -103,10 +96,12 @@ def paired(pairs: Iterable[tuple[Run, Run]], name: str, part: str = "final") -> 
 
 
 def value(run: Run, name: str, part: str = "final") -> float:
-    """A quantity at the end of a run or at its best; NaN at the end of a diverged run."""
-    if run.diverged and part == "final":
+    """A quantity at the end of a run, or the least it ever was; NaN at the end of a diverged run."""
+    if part == "best":
+        return float(run.evaluations[name].min())
+    if run.diverged:
         return math.nan
-    found = run.summary[part][name] if name in run.summary[part] else run.summary[name]
+    found = run.summary["final"][name] if name in run.summary["final"] else run.summary[name]
     return math.nan if found is None else float(found)
 
 

@@ -15,19 +15,20 @@ from torch_anderson.lab.results import Run
 from torch_anderson.lab.tasks import TASKS
 from torch_anderson.lab.tune import FACTORS
 
-from .field import BASE, TUNING_SEEDS
+from .field import BASE, TUNING_SEEDS, metric
 from .scores import COST, TIME, Problem, Reached, Score, profile
 from .tuning import Tuned, geometric_mean
 
-OTHERS = {"training_loss": "training loss / base", "relative_l2": "relative L2 / base"}
+OTHERS = {"training_loss": "training loss / base", "validation_mse": "validation MSE / base"}
 READING = """\
 Each method uses the best of the same four learning rates, and as many steps as fit into the processor time of the base,
 with its schedule stretched accordingly. Ratios are to the base, seed by seed: geometric mean and 95 % confidence
 interval; below 1 is better.
 
 - *Cost to target*: the cost of a run up to its first evaluation at or below the base's best metric on that seed,
-  relative to the cost of the base up to there. A gradient counts 1, a forward pass as listed below. The median is over
-  all seeds; a target that was never reached counts as infinite. In parentheses: on how many seeds it was reached.
+  relative to the cost of the base up to there. A gradient counts 1, a forward pass as listed below, and a
+  step of `GaussNewton` along the tangent as many gradients as take the same time. The median is over all seeds; a
+  target that was never reached counts as infinite. In parentheses: on how many seeds it was reached.
 - *Time to target*: the corresponding processor time.
 - *Rank*: by the metric at the end; (=): the 95 % interval of the ratio to the first includes 1.
 - *End*: the metric, geometric mean.
@@ -103,9 +104,8 @@ def days(runs: Sequence[Run]) -> str:
 
 def about(task: str, found: Mapping[str, Tuned]) -> str:
     """Metric and base of a task."""
-    return (
-        f"Metric: {TASKS[task].metrics[TASKS[task].metric]}. Base: Adam at {found[BASE].rate:g}, the task's schedule."
-    )
+    words = TASKS[task].metrics[metric(task)]
+    return f"Metric: {words}. Base: Adam at {found[BASE].rate:g}, the task's schedule."
 
 
 def task_table(task: str, rows: Sequence[Score], found: Mapping[str, Tuned]) -> str:

@@ -10,7 +10,7 @@ from typing import Any
 from torch_anderson.lab.results import Run, is_complete, load_run
 from torch_anderson.lab.runner import Spec
 
-from .field import BASE, scaled, tuning_specs
+from .field import BASE, metric, scaled, tuning_specs
 
 MOST = 20.0
 """Largest time of a step, in steps of the base; slower methods cannot be run in the time of the base."""
@@ -55,8 +55,8 @@ def tuning_runs(task: str, method: str, settings: Mapping[str, Any], results: Pa
 
 
 def final(run: Run) -> float:
-    """The task's metric at the end; infinite if the run diverged."""
-    value = run.summary["final"][Spec(run.task, BASE, 0).resolve().metric]
+    """What methods are ranked by, at the end; infinite if the run diverged."""
+    value = run.summary["final"][metric(run.task)]
     return math.inf if run.diverged or value is None else float(value)
 
 

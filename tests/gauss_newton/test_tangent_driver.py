@@ -146,7 +146,7 @@ def test_hooks_see_a_record_of_each_jump():
     optimizer.register_acceleration_hook(records.append)
     train(optimizer, objective, 3)
     assert [record.accepted for record in records] == [True] * 3
-    assert records[0].rank == 11 and 0 <= records[0].gain < 1  # 10 of 30 drawn samples, and the fixed one
+    assert records[0].rank == 24 and 0 <= records[0].gain < 1  # about one row a weight, of 25: 23 drawn, one fixed
 
 
 def test_a_group_may_be_added_on_the_way():
@@ -233,10 +233,20 @@ def test_samples_given_for_one_step_do_not_replace_fixed_ones():
 def test_more_samples_are_drawn_while_jumps_fit_only_their_own():
     _, optimizer, objective = driven()
     train(optimizer, objective, 2)
-    assert len(objective.retained["inside"].samples[0]) == 30
+    assert len(objective.retained["inside"].samples[0]) == 69  # 23 fitted
     optimizer._driver.state.blocks = 4.0
     train(optimizer, objective, 1)
-    assert len(objective.retained["inside"].samples[0]) == 60  # 40 fitted, 20 unseen
+    assert len(objective.retained["inside"].samples[0]) == 138  # 92 fitted
+
+
+@pytest.mark.parametrize(("width", "rows"), [(8, 25), (100, 301), (200, 500)])
+@pytest.mark.parametrize("count", [6, 60])
+def test_few_samples_in_a_gradient_do_not_make_few_rows(width, rows, count):
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(1, width), nn.Tanh(), nn.Linear(width, 1)).double()
+    optimizer = GaussNewton(Adam(model.parameters()))
+    optimizer.step(Objective(model, inside=Term(decay, Points(), count=count)))
+    assert abs(optimizer.stats.latest.history_len - rows) <= 1
 
 
 @pytest.mark.parametrize(("count", "fitted"), [(40, 80), (600, 1200), (250_000, 500)])

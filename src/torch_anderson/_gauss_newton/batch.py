@@ -15,7 +15,8 @@ from .residuals import Residuals, Values
 from .term import Term
 
 ROWS = 500
-"""Rows that the first jump fits, if there are as many."""
+"""Rows that the first jump fits, if there are as many; if samples can be drawn, at least as many as weights up to this,
+whatever number a gradient uses: with too few, jumps fit the noise of their samples."""
 DRAWN, GIVEN, FIXED = 1 / 3, 1 / 3, 1.0
 """Shares of samples that are fitted: drawn ones, those given for one step, and fixed ones, which are all there are."""
 AT_ONCE = 1e7
@@ -45,14 +46,15 @@ def plan(residuals: Residuals, given: Mapping[str, Samples], blocks: int, most_r
     there = {name: _available(term, given.get(name)) for name, term in terms.items()}
     share = {name: GIVEN if name in given else FIXED if term.fixed else DRAWN for name, term in terms.items()}
     rows = sum(share[name] * there[name] * max(residuals.terms[name].size, 1) for name in terms)
-    first = min(1.0, ROWS / rows, most_rows / rows)
+    growing = any(not term.fixed and name not in given for name, term in terms.items())
+    fewest = max(rows, residuals.n) if growing else rows
+    first = min(fewest, ROWS, most_rows) / rows
     fitted, total = {}, {}
     for name, term in terms.items():
         block = max(1, round(first * share[name] * there[name]))
         drawn = not term.fixed and name not in given
         fitted[name] = blocks * block if drawn else min(blocks * block, max(1, int(share[name] * there[name])))
         total[name] = max(there[name], (blocks + max(UNSEEN, blocks // 2)) * block) if drawn else there[name]
-    growing = any(not term.fixed and name not in given for name, term in terms.items())
     most = max(1.0, most_rows / rows / first) if growing else ceil(1 / first)
     at_once = all(term.fixed for term in terms.values()) and not given and rows * residuals.n <= AT_ONCE
     return Plan(fitted, total, most if at_once else 1.0, most, bool(given))

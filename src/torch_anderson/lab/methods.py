@@ -26,6 +26,7 @@ from .trainers import (
     LBFGSTrainer,
     LookaheadTrainer,
     ScheduleFreeTrainer,
+    TangentTrainer,
     Trainer,
 )
 from .tuning import tuned_rate
@@ -72,6 +73,11 @@ def gauss_newton(
     cost = task.forward_cost * task.probe_factor
     optimizer = GaussNewton(make_base(task, model, rate), loss=task.loss, forward_cost=cost)
     return GaussNewtonTrainer(task, model, optimizer)
+
+
+def gauss_newton_tangent(task: Task, model: nn.Module, rate: float) -> Trainer:
+    """GaussNewton with no option set, along the tangent."""
+    return TangentTrainer(task, model, GaussNewton(base(task, model, rate)))
 
 
 def ema(task: Task, model: nn.Module, rate: float) -> Trainer:
@@ -200,9 +206,11 @@ METHODS = {
                applies=relaxes_and_averages),
         Method("anderson-default", "Anderson, our defaults", "ours", "Anderson(base) with no option set.",
                anderson_default),
-        Method("gauss-newton", "Gauss-Newton", "ours", "GaussNewton(base): jumps computed from the model's residuals.",
+        Method("gauss-newton-tangent", "GaussNewton", "ours", "GaussNewton(base) with an Objective: along the tangent.",
+               gauss_newton_tangent, tuned=True, applies=is_pinn),
+        Method("gauss-newton", "GaussNewton, history", "ours", "GaussNewton(base) along directions of the history.",
                gauss_newton, tuned=True, applies=is_pinn),
-        Method("gauss-newton-soap", "Gauss-Newton on SOAP", "ours", "GaussNewton around SOAP.",
+        Method("gauss-newton-soap", "GaussNewton, history, SOAP", "ours", "GaussNewton(SOAP) along such directions.",
                partial(gauss_newton, make_base=soap_optimizer), tuned=True, applies=is_pinn),
         Method("base-tuned", "base, tuned", "peer", "The base at a tuned learning rate.", plain, tuned=True),
         Method("ema", "EMA", "peer", f"Evaluated at an exponential moving average of the weights ({EMA_DECAY}).",

@@ -161,8 +161,10 @@ class Training:
 
     def state_dict(self) -> dict[str, Any]:
         """The state from which the run can be resumed bit for bit."""
+        objective = self.problem.objective
         return {
             "model": self.problem.model.state_dict(),
+            "objective": objective.state_dict() if objective else None,
             "trainer": self.trainer.state_dict(),
             "random": torch.get_rng_state(),
             "seconds": [self.seconds, self.cpu_seconds],
@@ -172,6 +174,8 @@ class Training:
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Go on where a checkpoint stopped."""
         self.problem.model.load_state_dict(state["model"])
+        if self.problem.objective:
+            self.problem.objective.load_state_dict(state["objective"])
         self.trainer.load_state_dict(state["trainer"])
         torch.set_rng_state(state["random"])
         self.seconds, self.cpu_seconds = state["seconds"]

@@ -12,7 +12,7 @@ from typing import Any, ClassVar
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from torch_anderson import Anderson, MovingAverage
+from torch_anderson import Anderson, MovingAverage, Objective
 
 from .ranges import check_ranges
 
@@ -29,6 +29,8 @@ class Problem(ABC):
     """A task with a seed: a model with its initial weights, and data; the same for every method."""
 
     model: nn.Module
+    objective: Objective | None = None
+    """The training loss by residuals of single samples, for jumps along the tangent; None if there is none."""
 
     @abstractmethod
     def loss(self, step: int) -> Tensor:

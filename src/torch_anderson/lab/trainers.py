@@ -2,6 +2,7 @@
 
 import copy
 import math
+import time
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import partial
@@ -171,6 +172,44 @@ class GaussNewtonTrainer(AcceleratedTrainer):
         return self.task.forward_cost * self.task.probe_factor
 
 
+class TangentTrainer(Trainer):
+    """GaussNewton along the tangent, which draws points and takes gradients by itself.
+
+    A step costs as many gradients as take the same time, because the cost of a jump depends on its rows.
+    """
+
+    GRADIENTS = 5
+    """Gradients whose median time is the unit of cost."""
+
+    optimizer: GaussNewton
+
+    def __init__(self, task: Task, model: nn.Module, optimizer: GaussNewton) -> None:
+        super().__init__(task, model, optimizer)
+        self.unit = 0.0
+        """Processor seconds of a gradient."""
+
+    def step(self, problem: Problem, step: int) -> tuple[float, float]:
+        """Jump, or make a step of the base."""
+        if not self.unit:
+            self.unit = median(gradient_seconds(problem) for _ in range(self.GRADIENTS))
+        begin = time.process_time()
+        loss = self.optimizer.step(problem.objective)
+        return float(loss), (time.process_time() - begin) / self.unit
+
+    def stats(self) -> dict[str, float]:
+        """The accelerator's counters."""
+        return self.optimizer.stats.as_dict()
+
+    def state_dict(self) -> dict[str, Any]:
+        """The state, including the unit of cost."""
+        return super().state_dict() | {"unit": self.unit}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Load the state, including the unit of cost."""
+        super().load_state_dict(state)
+        self.unit = state["unit"]
+
+
 class AveragingTrainer(Trainer):
     """The base, evaluated at an average of its weights from step ``start`` on."""
 
@@ -297,6 +336,14 @@ class LBFGSTrainer(Trainer):
         """Load the state, including that of L-BFGS."""
         super().load_state_dict(state)
         self.lbfgs.load_state_dict(copy.deepcopy(state["lbfgs"]))
+
+
+def gradient_seconds(problem: Problem) -> float:
+    """Processor time of one gradient."""
+    begin = time.process_time()
+    problem.model.zero_grad()
+    problem.loss(0).backward()
+    return time.process_time() - begin
 
 
 @contextmanager

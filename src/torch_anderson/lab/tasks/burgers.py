@@ -6,15 +6,18 @@ on the latter.
 """
 
 from abc import abstractmethod
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import lru_cache, partial
 from math import pi
 from typing import Any, ClassVar, NamedTuple
 
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
+from torch.func import grad, jvp
+
+from torch_anderson import Objective, Term
 
 from ..task import Metrics, Problem, Task
 from .cole_hopf import SineWave
@@ -49,6 +52,7 @@ class BurgersProblem(Problem):
         self.operator = Operator(self.model, task.viscosity)
         self.validation = self._draw(1 - task.training_share, VALIDATION)
         self._drawn = lru_cache(maxsize=2)(self._draw)
+        self.objective = self._objective()
 
     def loss(self, step: int) -> Tensor:
         """MSE_u + MSE_f on the batch."""
@@ -82,15 +86,36 @@ class BurgersProblem(Problem):
         mse_u = (self.model(batch.boundary).double() - batch.solution).square().mean()
         return mse_u, self.operator.mean_square(batch.interior, batch.forcing)
 
+    def _objective(self) -> Objective:
+        """The loss, point by point: at the points of the batch if they stay for ever, else at points of its own."""
+        residual = partial(burgers_residual, self.task.viscosity)
+        if not self.task.hold:
+            boundary, solution, interior, forcing = self.batch(0)
+            terms = {"boundary": Term(given, (boundary, solution)), "interior": Term(residual, (interior, forcing))}
+        else:
+            on_boundary, inside = self._counts(self.task.training_share)
+            terms = {
+                "boundary": Term(given, self._boundary, count=on_boundary),
+                "interior": Term(residual, self._interior, count=inside),
+            }
+        return Objective(self.model, **terms)
+
     def _draw(self, share: float, *use: int) -> Batch:
         """So large a share of a batch, of points that nothing else uses."""
         random = generator(self.seed, *use)
-        counts = round(share * self.task.boundary_points), round(share * self.task.interior_points)
-        boundary, interior = (
-            draw(count, self.equation.dimensions, random).to(self.task.dtype)
-            for draw, count in zip((boundary_points, uniform_points), counts, strict=True)
-        )
-        return Batch(boundary, self.equation.exact(boundary), interior, self.equation.forcing(interior))
+        on_boundary, inside = self._counts(share)
+        return Batch(*self._boundary(on_boundary, random), *self._interior(inside, random))
+
+    def _counts(self, share: float) -> tuple[int, int]:
+        return round(share * self.task.boundary_points), round(share * self.task.interior_points)
+
+    def _boundary(self, count: int, random: torch.Generator | None = None) -> tuple[Tensor, Tensor]:
+        points = boundary_points(count, self.equation.dimensions, random).to(self.task.dtype)
+        return points, self.equation.exact(points)
+
+    def _interior(self, count: int, random: torch.Generator | None = None) -> tuple[Tensor, Tensor]:
+        points = uniform_points(count, self.equation.dimensions, random).to(self.task.dtype)
+        return points, self.equation.forcing(points)
 
 
 class SineWaveProblem(BurgersProblem):
@@ -100,6 +125,20 @@ class SineWaveProblem(BurgersProblem):
     def pictures(self) -> dict[str, NDArray[Any]]:
         """Arrays x and t, and the images exact and predicted over (x, t)."""
         return dict(SineWave(self.task.viscosity, self.task.dtype, grid=(100, 60)).pictures(self.model))
+
+
+def burgers_residual(viscosity: float, u: Callable[[Tensor], Tensor], point: Tensor, forcing: Tensor) -> Tensor:
+    """L(u) - f at one point."""
+    *space, _ = torch.eye(len(point), dtype=point.dtype)
+    slopes, bends = zip(*(jvp(grad(u), (point,), (axis,)) for axis in space), strict=True)
+    laplacian = torch.stack([bend @ axis for bend, axis in zip(bends, space, strict=True)]).sum()
+    slope: Tensor = slopes[0]
+    return slope[-1] + u(point) * slope[:-1].sum() - viscosity * laplacian - forcing
+
+
+def given(u: Callable[[Tensor], Tensor], point: Tensor, solution: Tensor) -> Tensor:
+    """u minus the solution at one point."""
+    return u(point) - solution
 
 
 def _losses(mse_u: Tensor, mse_f: Tensor) -> Metrics:

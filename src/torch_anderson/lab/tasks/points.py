@@ -11,14 +11,14 @@ def generator(*key: int) -> torch.Generator:
     return torch.Generator().manual_seed(int(state))
 
 
-def uniform_points(count: int, dimensions: int, random: torch.Generator) -> Tensor:
+def uniform_points(count: int, dimensions: int, random: torch.Generator | None) -> Tensor:
     """Points anywhere in the domain."""
     points = torch.rand(count, dimensions, generator=random, dtype=torch.float64)
     points[:, :-1] = 2 * points[:, :-1] - 1
     return points
 
 
-def boundary_points(count: int, dimensions: int, random: torch.Generator) -> Tensor:
+def boundary_points(count: int, dimensions: int, random: torch.Generator | None) -> Tensor:
     """Points where the solution is given: in turn at t = 0, and on a random face of space at any time."""
     points = uniform_points(count, dimensions, random)
     points[::2, -1] = 0
