@@ -67,15 +67,16 @@ class GaussNewton(WrappedOptimizer):
 
     Args:
         base: the optimizer that makes the steps.
-        loss: how the loss follows from ``outputs``. ``"residual"``: one tensor or several that are to become zero,
-            whose means of squares add up; ``"mse"`` of (predictions, targets); ``"cross_entropy"`` of (logits,
-            classes); or a convex, twice differentiable function of (predictions, ...) that gives a mean over samples.
-        directions: ``"tangent"``, the rows of the Jacobian of an ``Objective``'s residuals; ``"history"``, those
-            of recent training; ``"auto"`` is the first with an ``Objective`` and the second with ``outputs``.
-        budget: share of the cost that jumps may take at first; it grows to twice that while they gain more than base
-            steps do, and falls while they do not.
+        loss: how the loss is computed from ``outputs``. ``"residual"``: one or several tensors of residuals; the loss
+            is the sum of their mean squares; ``"mse"`` of (predictions, targets); ``"cross_entropy"`` of (logits,
+            classes); or a convex, twice differentiable function of (predictions, ...) that returns a mean over samples.
+        directions: the directions along which jumps go. ``"tangent"``: the rows of the Jacobian of an ``Objective``'s
+            residuals; ``"history"``: directions of recent training; ``"auto"``: ``"tangent"`` with an ``Objective``,
+            ``"history"`` with ``outputs``.
+        budget: initial limit on the share of the cost that is spent on jumps; it grows to twice this value while jumps
+            gain more than base steps do, and falls while they do not.
         forward_cost: cost of a no-grad forward pass, relative to a gradient evaluation.
-        process_group: the ranks that train this model together; ``None`` for all there are.
+        process_group: the ranks that train this model together; ``None`` for all ranks.
 
     A parameter group takes no part if it has ``"anderson": False``.
 

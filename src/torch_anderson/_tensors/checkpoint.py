@@ -1,8 +1,9 @@
 """The schema of checkpoints: what is kept for the parameters, as named tensors in the state of each.
 
-Every parameter that takes part gets entries named ``anderson_...`` beside the base's own: tensors in its shape (with
-a leading dimension for rows), which are views of the flat buffers, and small float64 tensors with all other numbers,
-repeated for every parameter. Distributed checkpoints keep nothing else: top-level keys, strings and lists are lost.
+Every parameter that takes part gets entries named ``anderson_...`` in addition to the base's: tensors in its shape
+(with a leading dimension for rows), which are views of the flat buffers, and small float64 tensors with all other
+numbers, repeated for every parameter. Distributed checkpoints keep nothing else: top-level keys, strings and lists
+are lost.
 """
 
 from collections.abc import Callable, Iterator, Sequence

@@ -38,13 +38,13 @@ PANELS = {
     "peer": "peers",
     VARIANT: "other settings",
 }
-"""Kind of methods -> title of what is drawn together, with the base in each."""
+"""Kind of methods -> title of its panel, which also shows the base."""
 MOST_METHODS = 6
-"""Methods in one panel with the base; more are spread over several panels."""
+"""Largest number of methods in a panel, not counting the base; more are spread over several panels."""
 MOST_COLUMNS = 3
-"""Of panels."""
+"""Largest number of panels side by side."""
 PANEL_WIDTH, PANEL_HEIGHT = 3.2, 2.7
-"""Inches."""
+"""In inches."""
 AXES = {"step": "gradient evaluations", TIME: "processor seconds of training"}
 LOOK: dict[Any, Any] = {
     "font.size": 9,

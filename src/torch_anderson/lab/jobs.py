@@ -29,7 +29,7 @@ from .screen import complain, duration, raw, tell
 from .sweep import in_workers
 
 ARRAYS = "arrays"
-"""Entry of a record with arrays by name, which are kept in a file of their own."""
+"""Entry of a record with arrays by name, which are stored in a separate file."""
 
 
 class Job(Protocol):

@@ -126,9 +126,9 @@ def recovered(runs: Sequence[Run], method: str) -> tuple[st.Interval, str]:
     if not lost.above(0):
         raise Missing(f"{text} The larger batch is not significantly worse, so there is no gap to close.")
     ours, control = (by_seed(found, augment, batches[-1], name) for name in (method, CONTROL))
-    back, beside = (difference(each, large, "validation_error") for each in (ours, control))
+    back, of_control = (difference(each, large, "validation_error") for each in (ours, control))
     to_control = difference(ours, control, "validation_error")
-    text += f" {method} recovers {shown(back)}; the control (base at the learning rate of both) {shown(beside)}"
+    text += f" {method} recovers {shown(back)}; the control (base at the learning rate of both) {shown(of_control)}"
     return back, f"{text}; {method} is lower than the control by {shown(to_control)}."
 
 

@@ -147,10 +147,10 @@ def window_slows(runs: Sequence[Run]) -> Finding:
     found = studied_trend(groups, lambda run: steps_to_target(run, base[run.seed]), "average-window")
     controls = sweep(alike(runs, "matched-average", next(iter(groups.values()))), "average_window")
     controls = {t: shared(group, base) for t, group in controls.items()}
-    beside = trend(controls, lambda run: steps_to_target(run, base[run.seed]))
-    lines = {"average": found.line} | ({"matched base": beside.line} if beside else {})
+    at_matched_rate = trend(controls, lambda run: steps_to_target(run, base[run.seed]))
+    lines = {"average": found.line} | ({"matched base": at_matched_rate.line} if at_matched_rate else {})
     figure = trend_figure("Steps to the target against the window", "average_window", "steps", **lines)
-    text = f" Base at the equivalent learning rate: {beside}" if beside else ""
+    text = f" Base at the equivalent learning rate: {at_matched_rate}" if at_matched_rate else ""
     return Finding(found.slope.above(0), f"Steps {found}{text}", figure)
 
 

@@ -198,7 +198,7 @@ def paper_pair(runs: Sequence[Run], task: str, method: str, other: str, measure:
     )
 
 
-def beside(runs: Sequence[Run], task: str, method: str, other: str, measure: Measure, **changed: Any) -> str:
+def comparison_text(runs: Sequence[Run], task: str, method: str, other: str, measure: Measure, **changed: Any) -> str:
     """A comparison as a sentence, for runs with these settings changed; empty if there are no pairs."""
     found = pair(runs, task, method, other, measure, "paper", **changed)
     return f" {found}" if found.ratio.count > 1 else ""

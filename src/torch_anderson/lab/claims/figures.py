@@ -8,7 +8,7 @@ import pandas as pd
 
 from ..results import Run
 from ..statistics import interval
-from .evidence import BOTH, as_it_is, beside, control, every, paper_pair, setting, shown
+from .evidence import BOTH, as_it_is, comparison_text, control, every, paper_pair, setting, shown
 from .measures import AMPLITUDE, FINAL, METRIC, RELATIVE_L2, evaluated
 from .verdict import Claims, Curve, Finding, Missing
 
@@ -132,7 +132,7 @@ def around_changes(run: Run) -> pd.Series:
 def burgers2d_average(runs: Sequence[Run]) -> Finding:
     """Reproduced if the interval of the ratio of final validation MSE, Anderson with average to base, lies below 1."""
     finding = lower(runs, "burgers2d", BOTH, "base")
-    return Finding(finding.holds, finding.numbers + beside(runs, "burgers2d", BOTH, "anderson", FINAL))
+    return Finding(finding.holds, finding.numbers + comparison_text(runs, "burgers2d", BOTH, "anderson", FINAL))
 
 
 @CLAIMS.claim("burgers100d: Anderson", "Figure 3 and its text", "AADL alone does not improve the training.")
@@ -161,15 +161,15 @@ def zero_predictor(runs: Sequence[Run]) -> str:
 def burgers100d_average(runs: Sequence[Run]) -> Finding:
     """Reproduced if the interval of the ratio of late oscillation, Anderson with average to Anderson, lies below 1."""
     found = paper_pair(runs, "burgers100d", BOTH, "anderson", AMPLITUDE)
-    to_base = beside(runs, "burgers100d", BOTH, "base", AMPLITUDE)
+    to_base = comparison_text(runs, "burgers100d", BOTH, "base", AMPLITUDE)
     return Finding(found.ratio.below(1), f"{found}{to_base} {control(runs, 'burgers100d', BOTH, AMPLITUDE)}")
 
 
 def lower(runs: Sequence[Run], task: str, method: str, other: str) -> Finding:
     """Whether a method ends lower than another; also the relative L2 error, the paper's activation, the control."""
     found = paper_pair(runs, task, method, other, FINAL)
-    error = beside(runs, task, method, other, RELATIVE_L2)
-    as_written = beside(runs, task, method, other, FINAL, activation="relu")
+    error = comparison_text(runs, task, method, other, RELATIVE_L2)
+    as_written = comparison_text(runs, task, method, other, FINAL, activation="relu")
     return Finding(found.ratio.below(1), f"{found}{error}{as_written} {control(runs, task, method, FINAL)}")
 
 

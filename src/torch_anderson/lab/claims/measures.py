@@ -25,7 +25,7 @@ CONDITION_LIMIT = float(np.finfo(float).eps ** -0.5)
 
 @dataclass(frozen=True)
 class Measure:
-    """A positive number about a run; infinite if it diverged."""
+    """A positive quantity that is computed from a run; infinite if the run diverged."""
 
     label: str
     of: Callable[[Run], float]

@@ -83,12 +83,12 @@ class Share(Sampler[list[Key]]):
 
 
 def loader(images: Images, batches: Sampler[list[Key]], settings: Settings) -> DataLoader[Any]:
-    """Batches of images, classes and numbers of skipped files, read by worker processes that stay."""
+    """Batches of images, classes and numbers of skipped files, read by persistent worker processes."""
     return DataLoader(
         images,
         batch_sampler=batches,
         num_workers=settings.workers,
         persistent_workers=settings.workers > 0,
         pin_memory=torch.cuda.is_available(),
-        generator=torch.Generator(),  # of its own: the loader shall not take from the random state of training
+        generator=torch.Generator(),  # the default one would change the random state of training
     )

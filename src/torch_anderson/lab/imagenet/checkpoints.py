@@ -26,8 +26,8 @@ PART = ".part"
 class Checkpoints:
     """The checkpoints of one run: the model, the optimizer with its history, and where the run stands.
 
-    ``common`` is what all processes agree on, ``own`` what each has for itself; numbers, both of them. The random state
-    of each process is its own too.
+    ``common`` contains numbers that are equal on all processes, ``own`` numbers that differ between them. The random
+    state of each process is saved as well.
     """
 
     def __init__(self, folder: Path, model: nn.Module, optimizer: Optimizer) -> None:
@@ -35,7 +35,7 @@ class Checkpoints:
 
     def save(self, step: int, common: dict[str, Any], own: dict[str, float]) -> None:
         """Write the checkpoint of a step, counted from the beginning of the run."""
-        share_buffers(self.model)  # one process's copy is kept, and any may be asked for it
+        share_buffers(self.model)  # only one process's copy is saved
         final = self.folder / f"step-{step:09d}"
         part = final.with_suffix(PART)
         if final.exists():

@@ -99,7 +99,7 @@ def read(path: Path) -> Image.Image:
     if decode is not None:
         try:
             return Image.fromarray(decode(str(path)).permute(1, 2, 0).numpy())
-        except RuntimeError:  # damaged, or of a kind that Pillow alone reads: Pillow shall say
+        except RuntimeError:  # a damaged file, or a format that only Pillow reads: let Pillow decide
             pass
     with Image.open(path) as image:
         return image.convert("RGB")

@@ -1,7 +1,7 @@
-"""The same comparison with smaller batches: where the gain ends, that the accelerator rests there, and that it wakes.
+"""Comparison of batch sizes: where the gain ends, whether the accelerator rests there, and when it jumps again.
 
-Base and accelerated base see the same batches. Losses are those of the whole data set, evaluated outside the measured
-time.
+The base alone and the accelerated base get the same batches. Losses are those of the whole data set, evaluated outside
+the measured time.
 """
 
 import time

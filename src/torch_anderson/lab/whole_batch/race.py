@@ -79,7 +79,7 @@ def warm_up() -> None:
 
 
 def measured(meter: Meter) -> Record:
-    """What is kept of a run beside its name."""
+    """The entries of a run's record, apart from those that identify the run."""
     seconds = time.process_time() - meter.started
     with torch.no_grad():
         final = float(meter.case.loss(None))

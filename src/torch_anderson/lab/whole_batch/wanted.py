@@ -1,4 +1,4 @@
-"""The numbers that were aimed for, beside those that were measured."""
+"""The target numbers, compared with the measured ones."""
 
 from collections.abc import Iterator, Sequence
 from math import inf, isfinite
