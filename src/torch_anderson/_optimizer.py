@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import cache, partial
@@ -26,7 +27,7 @@ FORWARDED = frozenset({"train", "eval"})
 """Modes of schedule-free bases."""
 
 
-class WrappedOptimizer(Optimizer):
+class WrappedOptimizer(Optimizer, ABC):
     """An optimizer around another one, the base, which makes the steps. A driver decides what else happens: it follows
     parameters that change, agrees with other ranks once, counts rests, and may undo a jump as gradients are cleared."""
 
@@ -41,9 +42,9 @@ class WrappedOptimizer(Optimizer):
         self._enabled = True
 
     @staticmethod
+    @abstractmethod
     def _make_driver(base: Optimizer, options: Any) -> Driver:
-        """Build the algorithm; every door has one."""
-        raise NotImplementedError
+        """Build the driver, which is the algorithm of the subclass."""
 
     @classmethod
     def wrapping(cls, base_class: type[Optimizer], **options: Any) -> type[Self]:

@@ -3,6 +3,7 @@
 import copy
 import math
 import time
+from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import partial
@@ -85,7 +86,7 @@ class Trainer:
         self.schedule.load_state_dict(state["schedule"])
 
 
-class AcceleratedTrainer(Trainer):
+class AcceleratedTrainer(Trainer, ABC):
     """An accelerator around the base, and a sample of its jumps.
 
     A subclass gives the accelerator what it may evaluate (``set_batch``) and states what one evaluation costs.
@@ -109,9 +110,9 @@ class AcceleratedTrainer(Trainer):
         loss, cost = super().step(problem, step)
         return loss, cost + self.evaluation_cost * (self.evaluations - before)
 
+    @abstractmethod
     def set_batch(self, problem: Problem, step: int) -> None:
         """Give the accelerator what it may evaluate in this step."""
-        raise NotImplementedError
 
     @property
     def evaluation_cost(self) -> float:
