@@ -80,37 +80,72 @@ def fixed_point(
         >>> bool(solution.converged), solution.iterations, round(float(solution.x), 9)
         (True, 9, 0.739085133)
     """
-    history_size = integer("history_size", history_size, least=1)
-    relaxation = real("relaxation", relaxation, lambda v: 0 < v <= 1, "a number above 0 and at most 1")
-    mixing = choice("mixing", mixing, ("anderson", "paper"))
-    regularization = real("regularization", regularization, lambda v: 0 <= v < torch.inf, "a finite number from 0")
-    tol = real("tol", tol, lambda v: 0 <= v < torch.inf, "a finite number from 0")
-    max_iterations = integer("max_iterations", max_iterations, least=1)
+    options = Options(
+        integer("history_size", history_size, least=1),
+        real("relaxation", relaxation, lambda v: 0 < v <= 1, "a number above 0 and at most 1"),
+        choice("mixing", mixing, ("anderson", "paper")),
+        real("regularization", regularization, lambda v: 0 <= v < torch.inf, "a finite number from 0"),
+        real("tol", tol, lambda v: 0 <= v < torch.inf, "a finite number from 0"),
+        integer("max_iterations", max_iterations, least=1),
+    )
     _check_start(x0, batched)
+    return _iterate(g, x0, batched, options)
 
+
+class Options(NamedTuple):
+    """Options of ``fixed_point`` that have been checked."""
+
+    history_size: int
+    relaxation: float
+    mixing: str
+    regularization: float
+    tol: float
+    max_iterations: int
+
+
+def _iterate(g: Callable[[Tensor], Tensor], x0: Tensor, batched: bool, options: Options) -> Solution:
+    """Evaluate g and extrapolate until all problems have converged or are no longer finite."""
     x = _rows(x0, x0, batched)
-    going = x.new_ones(len(x), 1, dtype=torch.bool)
-    progress = Progress(best=x, norm=x.new_full(going.shape, torch.inf), converged=~going, going=going)
-    differences = x.new_zeros(2, len(x), min(history_size, max_iterations), x.shape[-1])  # U and R: rings of rows
-    pair = x.new_zeros(2, *x.shape)
-    trace: list[Tensor] = []
-    predicted: list[Tensor] = []
-    for k in range(max_iterations):
+    progress = _start(x)
+    history = History(x, min(options.history_size, options.max_iterations))
+    trace: list[tuple[Tensor, Tensor]] = []
+    for _ in range(options.max_iterations):
         u = _rows(_evaluate(g, _tensor(x, x0)), x0, batched)
-        last_pair, pair = pair, torch.stack([u, u - x])
-        norm = _norm(pair[1])
-        progress = _judge(progress, x, norm, tol)
-        if k > 0:
-            _store(differences[:, :, (k - 1) % differences.shape[2]], pair, last_pair)
-        candidate, left = _accelerate(differences, pair, relaxation, mixing, regularization)
+        history.store(u, u - x)
+        norm = _norm(history.pair[1])
+        progress = _judge(progress, x, norm, options.tol)
+        candidate, left = _accelerate(history, options)
         x = torch.where(progress.going, _round(candidate, u, x0.dtype), progress.best)
-        trace.append(norm)
-        predicted.append(_norm(left))
+        trace.append((norm, _norm(left)))
         if not progress.going.any():
             break
-    columns = (progress.norm, progress.converged, torch.stack(trace), torch.stack(predicted))
-    norm, converged, norms, left = (v.squeeze(-1) if batched else v[..., 0, 0] for v in columns)
-    return Solution(_tensor(progress.best, x0), norm, len(trace), converged, norms, left)
+    columns = (progress.norm, progress.converged, *map(torch.stack, zip(*trace, strict=True)))
+    norm, converged, norms, predicted = (v.squeeze(-1) if batched else v[..., 0, 0] for v in columns)
+    return Solution(_tensor(progress.best, x0), norm, len(trace), converged, norms, predicted)
+
+
+class History:
+    """The last u and r of all problems (``pair``), and U and R, which are rings of rows (``differences``)."""
+
+    def __init__(self, x: Tensor, size: int):
+        self.pair = x.new_zeros(2, *x.shape)
+        self.differences = x.new_zeros(2, len(x), size, x.shape[-1])
+        self.stored = 0
+
+    def store(self, u: Tensor, r: Tensor) -> None:
+        """Store u and r, and their differences to the last ones in place of the oldest differences."""
+        last_pair, self.pair = self.pair, torch.stack([u, r])
+        if self.stored > 0:
+            oldest = (self.stored - 1) % self.differences.shape[2]
+            _divided_difference(self.pair, last_pair, out=self.differences[:, :, oldest])
+        self.stored += 1
+
+
+def _divided_difference(pair: Tensor, last_pair: Tensor, out: Tensor) -> None:
+    """The differences of u and r, divided by the length of the latter; zeros where that is 0 or not finite."""
+    torch.sub(pair, last_pair, out=out)
+    length = _norm(out[1])
+    out.div_(length).masked_fill_((length == 0) | ~length.isfinite(), 0.0)
 
 
 class Progress(NamedTuple):
@@ -122,6 +157,12 @@ class Progress(NamedTuple):
     going: Tensor
 
 
+def _start(x: Tensor) -> Progress:
+    """The progress before the first evaluation."""
+    going = x.new_ones(len(x), 1, dtype=torch.bool)
+    return Progress(best=x, norm=x.new_full(going.shape, torch.inf), converged=~going, going=going)
+
+
 def _judge(progress: Progress, x: Tensor, norm: Tensor, tol: float) -> Progress:
     """The progress once the residual norm at x is known."""
     going = progress.going & norm.isfinite()
@@ -131,17 +172,15 @@ def _judge(progress: Progress, x: Tensor, norm: Tensor, tol: float) -> Progress:
     return Progress(best, norm, progress.converged | arrived, going & ~arrived)
 
 
-def _accelerate(
-    differences: Tensor, pair: Tensor, relaxation: float, mixing: str, regularization: float
-) -> tuple[Tensor, Tensor]:
+def _accelerate(history: History, options: Options) -> tuple[Tensor, Tensor]:
     """The next iterate, and the residual r - R'c predicted for the extrapolated point."""
-    (u, r), R = pair, differences[1]
-    c = _solve(R @ R.mT, R @ r.unsqueeze(-1), regularization)
-    map_part, residual_part = (c.mT @ differences).squeeze(-2)
+    (u, r), (_, R), beta = history.pair, history.differences, options.relaxation
+    c = _solve(R @ R.mT, R @ r.unsqueeze(-1), options.regularization)
+    map_part, residual_part = (c.mT @ history.differences).squeeze(-2)
     left = r - residual_part
-    if mixing == "paper":
-        return u - relaxation * map_part - (1 - relaxation) * r, left
-    return torch.sub(u - map_part, left, alpha=1 - relaxation), left
+    if options.mixing == "paper":
+        return u - beta * map_part - (1 - beta) * r, left
+    return torch.sub(u - map_part, left, alpha=1 - beta), left
 
 
 def _round(candidate: Tensor, plain: Tensor, dtype: torch.dtype) -> Tensor:
@@ -159,13 +198,6 @@ def _solve(gram: Tensor, rhs: Tensor, regularization: float) -> Tensor:
     eigenvalues, vectors = torch.linalg.eigh(gram)
     inverse = torch.where(eigenvalues > RANK_TOLERANCE, 1 / (eigenvalues + regularization), 0.0)
     return vectors @ (inverse.unsqueeze(-1) * (vectors.mT @ rhs))
-
-
-def _store(slot: Tensor, pair: Tensor, last_pair: Tensor) -> None:
-    """Write the differences of u and r, divided by the length of the latter; zeros where that is 0 or not finite."""
-    torch.sub(pair, last_pair, out=slot)
-    length = _norm(slot[1])
-    slot.div_(length).masked_fill_((length == 0) | ~length.isfinite(), 0.0)
 
 
 def _norm(rows: Tensor) -> Tensor:
