@@ -208,3 +208,16 @@ def over_inputs(
         return over(infos, variants)(test)
 
     return decorate
+
+
+def steps_with_gradients(optimizer, params, gradients):
+    """One step for each list of gradients; a closure that a base calls several times gives the same ones again."""
+    for grads in gradients:
+        for param, grad in zip(params, grads, strict=True):
+            param.grad = grad
+        optimizer.step(lambda: torch.tensor(1.0))
+
+
+def random_gradients(*shapes, steps=5, dtype=torch.float32):
+    generator = torch.Generator().manual_seed(3)
+    return [[torch.randn(shape, generator=generator, dtype=dtype) for shape in shapes] for _ in range(steps)]

@@ -15,6 +15,7 @@ from training import (
     GRADIENTS,
     assert_counters_add_up,
     assert_same,
+    both,
     counts,
     eager,
     loss_of,
@@ -55,9 +56,6 @@ WRONG_TOGETHER = [
     ("regularization", {"regularization": 1e-6}),
     ("max_jump", {"max_jump": 2.0}),
 ]
-
-
-both = pytest.mark.parametrize("options", [EAGER, GRADIENTS], ids=["step", "gradient"])
 
 
 def refusal(option, value):

@@ -1,88 +1,30 @@
 """Interrupting a run and going on: the same bits as without the interruption, through every kind of checkpoint."""
 
 import copy
-import io
-import pickle
 import random
 from functools import partial
 
 import pytest
-import pytorch_optimizer
 import torch
+from resuming import OPTIONS, SAVABLE, assert_goes_on_as_without, resumed, train_with_outputs
 from torch import nn
-from torch.distributed.checkpoint.state_dict import (
-    StateDictOptions,
-    get_model_state_dict,
-    get_optimizer_state_dict,
-    set_model_state_dict,
-    set_optimizer_state_dict,
-)
-from torch.optim import SGD, Adam, AdamW, lr_scheduler
+from torch.optim import SGD, Adam, AdamW
 from training import (
     BASES,
     EAGER,
     GRADIENTS,
-    assert_counters_add_up,
     assert_same,
-    batch,
+    both,
     counts,
     eager,
-    left_alone,
-    loss_of,
     make,
     make_model,
+    through_a_file,
     train,
     weights,
 )
 
 from torch_anderson import Anderson, GaussNewton, MovingAverage
-
-OPTIONS = {
-    "plain": {},
-    "short jumps": {"max_jump": 2.0, "period": 5},
-    "pending": {"safeguard": "residual"},
-    "average": {"average": MovingAverage(4, tolerance=0.0)},
-    "before the first store": {"store_period": 7, "period": 14},
-    "average and pending": {"average": MovingAverage(3), "safeguard": "residual", "period": 2},
-    "damped, warm-up": {"relaxation": 0.5, "warmup": 2},
-    "gradients": GRADIENTS,
-    "gradients, any jump": {**GRADIENTS, "safeguard": None},
-    "gradients, each third step, warm-up": {**GRADIENTS, "period": 3, "warmup": 2},
-}
-SAVABLE = [base for base in BASES if base != "list_state"]
-"""A base that keeps no dictionaries leaves our entries no place."""
-both = pytest.mark.parametrize("options", [EAGER, GRADIENTS], ids=["step", "gradient"])
-
-
-def through_a_file(state):
-    file = io.BytesIO()
-    torch.save(state, file)
-    file.seek(0)
-    return torch.load(file, weights_only=True)
-
-
-def resumed(model, optimizer, build):
-    """Another model and optimizer, loaded from what was saved of these."""
-    saved = through_a_file({"model": model.state_dict(), "optimizer": optimizer.state_dict()})
-    model, optimizer = build()
-    optimizer.load_state_dict(saved["optimizer"])
-    model.load_state_dict(saved["model"])
-    return model, optimizer
-
-
-def assert_goes_on_as_without(build, interrupt, stop=5, end=30):
-    model, optimizer = build()
-    twin, uninterrupted = build()
-    train(model, optimizer, stop)
-    model, optimizer = interrupt(model, optimizer)
-    losses = train(model, optimizer, end, start=stop)
-    assert losses == train(twin, uninterrupted, end)[stop:]
-    assert_same(weights(model), weights(twin))
-    assert counts(optimizer) == counts(uninterrupted)
-    found = uninterrupted.stats.as_dict()
-    assert found["attempted"] > 0 or found["skipped_noisy"] > 0 or left_alone(optimizer)
-    assert_counters_add_up(optimizer)
-
 
 # ------------------------------------------------------------------------------------------- plain files
 
@@ -247,18 +189,6 @@ def test_a_base_without_dictionaries_resumes_with_an_empty_history():
 # ------------------------------------------------------------------------------------------ parts that are frozen
 
 
-def train_with_outputs(model, optimizer, steps, start):
-    for i in range(start, steps):
-        optimizer.zero_grad()
-        loss_of(model, i).backward()
-        optimizer.step(**({"outputs": partial(predictions, model, i)} if isinstance(optimizer, GaussNewton) else {}))
-
-
-def predictions(model, i):
-    inputs, targets = batch(i)
-    return model(inputs), targets
-
-
 def freeze(model, frozen):
     for layer in (0, 1, 2):
         model[layer].requires_grad_(layer not in frozen)
@@ -312,221 +242,3 @@ def test_a_run_in_which_nobody_took_part_at_first_is_resumed_where_it_was(wrap):
     assert_same(weights(again), weights(model))
     assert counts(other) == counts(optimizer)
     assert counts(other)["attempted"] > 0 == other.stats.counts["restarts"]
-
-
-# ------------------------------------------------------------------------- bases with a layout of their own
-
-
-def lookahead(params):
-    return pytorch_optimizer.Lookahead(SGD(params, lr=0.1, momentum=0.5))
-
-
-def schedule_free(params):
-    base = pytorch_optimizer.ScheduleFreeWrapper(SGD(params, lr=0.1))
-    base.train()
-    return base
-
-
-@pytest.mark.parametrize("wrap", [partial(Anderson, **EAGER), Anderson, partial(GaussNewton, loss="mse", budget=0.9)])
-@pytest.mark.parametrize("base", [lookahead, schedule_free])
-def test_a_base_with_a_layout_of_its_own_resumes_bit_for_bit(base, wrap):
-    def build():
-        model = make_model()
-        return model, wrap(base(model.parameters()))
-
-    model, optimizer = build()
-    train_with_outputs(model, optimizer, 20, start=0)
-    again, other = resumed(model, optimizer, build)
-    train_with_outputs(model, optimizer, 45, start=20)
-    train_with_outputs(again, other, 45, start=20)
-    assert_same(weights(again), weights(model))
-    assert counts(other) == counts(optimizer)
-    assert optimizer.stats.counts["accepted"] > 0
-
-
-@pytest.mark.parametrize("base", [lookahead, schedule_free])
-def test_a_checkpoint_of_a_bare_base_with_a_layout_of_its_own_starts_an_empty_history(base):
-    bare = base(make_model().parameters())
-    model = make_model()
-    optimizer = Anderson(base(model.parameters()), **EAGER)
-    optimizer.load_state_dict(bare.state_dict())
-    train_with_outputs(model, optimizer, 20, start=0)
-    assert optimizer.stats.counts["accepted"] > 0
-
-
-@pytest.mark.parametrize("base", [lookahead, schedule_free])
-def test_a_base_that_keeps_its_state_in_another_optimizer_cannot_take_back_a_jump(base):
-    with pytest.raises(ValueError, match=r"Invalid safeguard: 'residual'\..*inner optimizer"):
-        Anderson(base(make_model().parameters()), residual="step")
-
-
-# ------------------------------------------------------------------------------- wrapped and unwrapped
-
-
-LATE = pytest.mark.parametrize("options", [{"period": 50}, {**GRADIENTS, "period": 50}], ids=["step", "gradient"])
-
-
-@LATE
-@pytest.mark.parametrize("base", BASES)
-def test_a_checkpoint_of_the_bare_base_starts_an_empty_history(base, options):
-    plain = make_model()
-    bare = BASES[base](plain.parameters())
-    train(plain, bare, 5)
-    model, optimizer = make(base, **options)
-    train(model, optimizer, 3)
-    optimizer.load_state_dict(through_a_file(bare.state_dict()))
-    model.load_state_dict(plain.state_dict())
-    assert counts(optimizer) == {}
-    train(model, optimizer, 20, start=5)
-    train(plain, bare, 20, start=5)
-    assert_same(weights(model), weights(plain))
-    assert optimizer.options.period == 50
-
-
-@both
-@pytest.mark.parametrize("base", BASES)
-def test_the_bare_base_trains_on_from_our_checkpoint(base, options):
-    model, optimizer = make(base, **options)
-    train(model, optimizer, 7)
-    plain = make_model()
-    bare = BASES[base](plain.parameters())
-    plain.load_state_dict(model.state_dict())
-    bare.load_state_dict(through_a_file(optimizer.state_dict()))
-    with optimizer.disabled():
-        train(model, optimizer, 12, start=7)
-    train(plain, bare, 12, start=7)
-    assert_same(weights(model), weights(plain))
-
-
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-@pytest.mark.parametrize("options", [EAGER | {"safeguard": "residual"}, GRADIENTS], ids=["step", "gradient"])
-def test_entries_that_the_bare_base_has_loaded_and_cast_are_not_believed(dtype, options):
-    model, optimizer = make("adamw_foreach", dtype=dtype, **options)
-    train(model, optimizer, 6)
-    bare = BASES["adamw_foreach"](model.parameters())
-    bare.load_state_dict(optimizer.state_dict())
-    again = Anderson(bare, **options)
-    train(model, again, 1)
-    assert counts(again) == {}
-
-
-def test_a_group_that_opted_out_stays_out_when_a_checkpoint_of_the_bare_base_is_loaded():
-    model, plain = make_model(), make_model()
-    groups = [{"params": model[0].parameters(), "anderson": False}, {"params": model[2].parameters()}]
-    optimizer = Anderson(SGD(groups, lr=0.1), **EAGER)
-    bare = SGD([{"params": plain[0].parameters()}, {"params": plain[2].parameters()}], lr=0.1)
-    optimizer.load_state_dict(bare.state_dict())
-    assert [group.get("anderson", True) for group in optimizer.param_groups] == [False, True]
-
-
-# ------------------------------------------------------------------------------- distributed checkpoints
-
-FORMS = {
-    "nested": StateDictOptions(),
-    "flattened": StateDictOptions(flatten_optimizer_state_dict=True),
-    "full": StateDictOptions(full_state_dict=True),
-    "full on cpu": StateDictOptions(full_state_dict=True, cpu_offload=True),
-}
-
-
-@pytest.mark.parametrize("form", FORMS)
-@pytest.mark.parametrize("base", ["sgd", "momentum", "adamw_foreach", "adamw_fused", "adagrad"])
-@pytest.mark.parametrize("options", [OPTIONS["pending"], OPTIONS["average"], OPTIONS["gradients"]], ids=str)
-def test_a_distributed_checkpoint_resumes_bit_for_bit(base, form, options):
-    def build():
-        return make(base, **options)
-
-    def interrupt(model, optimizer):
-        state = get_optimizer_state_dict(model, optimizer, options=FORMS[form])
-        saved = through_a_file({"model": get_model_state_dict(model), "optimizer": state})
-        model, optimizer = build()
-        set_model_state_dict(model, saved["model"])
-        set_optimizer_state_dict(model, optimizer, saved["optimizer"], options=FORMS[form])
-        return model, optimizer
-
-    assert_goes_on_as_without(build, interrupt, stop=6)
-
-
-@pytest.mark.parametrize("form", FORMS)
-@pytest.mark.parametrize("base", ["sgd", "momentum", "adamw_foreach", "adamw_fused", "adagrad"])
-@pytest.mark.parametrize("options", [OPTIONS["pending"], GRADIENTS], ids=["step", "gradient"])
-def test_distributed_checkpoints_at_any_time_change_nothing(base, form, options):
-    model, optimizer = make(base, **options)
-    twin, undisturbed = make(base, **options)
-    get_optimizer_state_dict(twin, undisturbed, options=FORMS[form])  # makes Adam count a step
-    for i in range(20):
-        get_optimizer_state_dict(model, optimizer, options=FORMS[form])
-        train(model, optimizer, i + 1, start=i)
-    train(twin, undisturbed, 20)
-    assert_same(weights(model), weights(twin))
-    assert counts(optimizer) == counts(undisturbed)
-
-
-@pytest.mark.parametrize("form", FORMS)
-@both
-def test_a_distributed_checkpoint_made_before_the_first_step_loads(form, options):
-    model, optimizer = make("adamw_foreach", **options)
-    saved = through_a_file(get_optimizer_state_dict(model, optimizer, options=FORMS[form]))
-    assert counts(optimizer) == {}
-    other, fresh = make("adamw_foreach", **options)
-    set_optimizer_state_dict(other, fresh, saved, options=FORMS[form])
-    train(model, optimizer, 10)
-    train(other, fresh, 10)
-    assert_same(weights(model), weights(other))
-
-
-# ------------------------------------------------------------------------------------------------ copies
-
-
-def copied(model, optimizer):
-    return copy.deepcopy((model, optimizer))
-
-
-def pickled(model, optimizer):
-    return pickle.loads(pickle.dumps((model, optimizer)))
-
-
-@pytest.mark.parametrize("duplicate", [copied, pickled])
-@pytest.mark.parametrize("options", OPTIONS.values(), ids=OPTIONS)
-@pytest.mark.parametrize("base", [base for base in SAVABLE if base != "lbfgs"])  # torch's own cannot be copied
-def test_a_copy_goes_on_as_the_original(base, options, duplicate):
-    assert_goes_on_as_without(lambda: make(base, **options), duplicate, stop=6)
-
-
-@pytest.mark.parametrize("duplicate", [copied, pickled])
-@both
-def test_a_copy_of_a_wrapping_class_goes_on_as_the_original(duplicate, options):
-    def build():
-        model = make_model()
-        return model, Anderson.wrapping(Adam, **options)(model.parameters(), lr=1e-2)
-
-    assert_goes_on_as_without(build, duplicate)
-    assert type(duplicate(*build())[1]).__name__ == "AndersonAdam"
-
-
-@pytest.mark.parametrize("duplicate", [copied, pickled])
-@both
-def test_a_copy_made_under_a_scheduler_moves_its_own_weights_only(duplicate, options):
-    model, optimizer = make("adamw_foreach", **options)
-    lr_scheduler.StepLR(optimizer, 3)
-    train(model, optimizer, 7)
-    before = weights(model)
-    twin, other = duplicate(model, optimizer)
-    train(twin, other, 14)
-    assert_same(weights(model), before)
-    assert not any(torch.equal(a, b) for a, b in zip(weights(twin), before, strict=True))
-
-
-def test_a_copy_stays_disabled():
-    _, optimizer = make("sgd")
-    with optimizer.disabled():
-        twin = copy.deepcopy(optimizer)
-    model = make_model()
-    assert twin.base is not optimizer.base
-    plain = AdamW(model.parameters())
-    assert repr(plain) in repr(Anderson(plain))
-    for p in twin.param_groups[0]["params"]:
-        p.grad = torch.ones_like(p)
-    for _ in range(9):
-        twin.step()
-    assert counts(twin) == {}

@@ -10,6 +10,7 @@ from training import (
     GRADIENTS,
     assert_counters_add_up,
     assert_same,
+    both,
     counts,
     eager,
     loss_of,
@@ -30,7 +31,6 @@ KINDS = [
     {**GRADIENTS, "safeguard": None, "period": 2},
 ]
 every_kind = pytest.mark.parametrize("options", KINDS, ids=str)
-both = pytest.mark.parametrize("options", [EAGER, GRADIENTS], ids=["step", "gradient"])
 every_base = pytest.mark.parametrize("base", [base for base in BASES if base != "lbfgs"])
 
 

@@ -1,8 +1,11 @@
 """What the contract tests train: a small model, one optimizer of every kind, and a loop."""
 
+import io
+
+import pytest
 import torch
 from torch import nn
-from torch.optim import SGD, Adagrad, AdamW, Optimizer
+from torch.optim import SGD, Adagrad, Adam, AdamW, Optimizer
 
 from torch_anderson import Anderson
 
@@ -10,6 +13,8 @@ EAGER = {"residual": "step", "history_size": 4, "period": 3, "safeguard": None}
 """The paper's method; jumps early and nearly always."""
 GRADIENTS = {"residual": "gradient"}
 """Jumps by gradients, as by default."""
+both = pytest.mark.parametrize("options", [EAGER, GRADIENTS], ids=["step", "gradient"])
+"""Both kinds of residuals."""
 
 
 def eager(**options):
@@ -72,6 +77,14 @@ BASES = {
 }
 
 
+FEW_BASES = {
+    "sgd": lambda params: SGD(params, lr=0.1),
+    "momentum": lambda params: SGD(params, lr=0.05, momentum=0.9),
+    "adam": lambda params: Adam(params, lr=1e-2, foreach=True),
+}
+"""One base of each kind of state: none, a momentum, two moments."""
+
+
 def left_alone(optimizer):
     """Whether the base makes plain steps, because jumps would falsify what it knows."""
     return isinstance(optimizer.base, torch.optim.LBFGS) and getattr(optimizer.options, "residual", None) == "gradient"
@@ -126,6 +139,18 @@ def assert_same(ours, theirs):
     """Bit for bit, including the places of NaN."""
     for a, b in zip(ours, theirs, strict=True):
         torch.testing.assert_close(a, b, rtol=0, atol=0, equal_nan=True)
+
+
+def through_a_file(state_dict):
+    """Saved, and loaded with nothing allowed but weights."""
+    file = io.BytesIO()
+    torch.save(state_dict, file)
+    file.seek(0)
+    return torch.load(file, weights_only=True)
+
+
+def learning_rates(optimizer):
+    return [group["lr"] for group in optimizer.param_groups]
 
 
 def counts(optimizer):

@@ -2,101 +2,18 @@
 
 import re
 import shlex
-from math import inf, nan
-from pathlib import Path
 
 import numpy as np
-import pandas as pd
 import pytest
 
 pytest.importorskip("plotly")
 
-from torch_anderson.lab.claims import CLAIMS, averaging, cost, evidence, figures, measures, verdicts
+from fake_runs import fake, gain, judged, limit, noisy, scattered, seeds, sweep, three_tasks, tilted, timed, windows
+
+from torch_anderson.lab.claims import CLAIMS, averaging, measures, verdicts
 from torch_anderson.lab.methods import METHODS
-from torch_anderson.lab.results import DIVERGED, FINISHED, Run
+from torch_anderson.lab.results import DIVERGED
 from torch_anderson.lab.studies import STUDIES
-
-STEPS, EVERY = 1000, 2
-PAPER = {"admissions": (1, 10, 0.1), "burgers2d": (10, 5, 1.0), "burgers100d": (1, 20, 1.0)}
-METRIC = "validation_mse"
-
-
-def fake(
-    method="base", seed=0, *, task="admissions", final=0.01, wobble=0.05, profile="paper", status=FINISHED, speed=1.0,
-    stats=None, cpu=1.0, loss=None, jump=0.0, overrides=None, **settings,
-):  # fmt: skip
-    """A run whose metric falls to ``final`` and then wobbles by so much; ``jump`` is how it rises at each new batch."""
-    noise = np.random.default_rng([seed, len(method)])
-    period, size, relaxation = PAPER[task]
-    settings = {
-        "steps": STEPS, "evaluate_every": EVERY, "batch_size": 40, "width": 64, "hold": 100, "period": period,
-        "store_period": 1, "history_size": size, "relaxation": relaxation, "safeguard": "residual",
-        "average_window": 10, "average_tolerance": 0.1,
-    } | settings  # fmt: skip
-    steps = np.arange(1, STEPS + 1)
-    values = final * (1 + 100 * np.exp(-steps * speed / 20)) * np.exp(noise.normal(0, wobble, STEPS))
-    values *= np.exp(jump * ((steps - 1) % 100 < 20) * (steps > 100))
-    seconds = cpu * steps / STEPS
-    frame = pd.DataFrame(
-        {"step": steps, "cpu_seconds": seconds, "loss": final if loss is None else loss, METRIC: values}
-    )
-    frame.loc[steps % EVERY != 0, METRIC] = nan
-    last = None if status == DIVERGED else final * np.exp(noise.normal(0, 0.01))
-    end = {METRIC: last} | ({} if task == "admissions" else {"relative_l2": last})
-    config = {
-        "task": task, "method": method, "variant": f"{method}{settings}", "seed": seed, "profile": profile,
-        "settings": settings, "overrides": overrides or {},
-    }  # fmt: skip
-    summary = {
-        "status": status, "steps": STEPS, "seconds": cpu, "cpu_seconds": cpu, "final": end, "best": end,
-        "stats": stats or {},
-        "references": {"ordinary least squares": {METRIC: 0.0036}, "zero predictor": {METRIC: 0.1}},
-    }  # fmt: skip
-    run = Run(Path(f"{task}/{method}/seed-{seed:03d}"), config, summary)
-    run.__dict__["steps"] = frame
-    return run
-
-
-def seeds(method="base", count=5, **options):
-    return [fake(method, seed, **options) for seed in range(count)]
-
-
-def judged(name, runs):
-    return next(claim for claim in CLAIMS if claim.name == name).judge(runs)
-
-
-def sweep(method, name, values, of, **options):
-    """Five seeds at each value; ``of`` gives what the run is like there."""
-    return [run for value in values for run in seeds(method, **{name: value}, **of(value), **options)]
-
-
-def three_tasks(**options):
-    """Base and both kinds of Anderson on the paper's tasks; options by method, an underscore for its plus."""
-    every = {"base": {}, "anderson": {}, "anderson+average": {}} | {k.replace("_", "+"): v for k, v in options.items()}
-    return [run for task in PAPER for method, more in every.items() for run in seeds(method, task=task, **more)]
-
-
-def windows(of, wobble=0.05):
-    """Base with so much noise, and the average at three windows."""
-    return seeds(wobble=wobble) + sweep("average", "average_window", (2, 5, 10), of)
-
-
-def noisy(wobble):
-    return {"wobble": wobble}
-
-
-def gain(size):
-    return seeds(batch_size=size, loss=1.0) + seeds("anderson", batch_size=size, loss=2 / size, period=10)
-
-
-def timed(of):
-    """A base step of 1 ms, and what ``of`` says that an acceleration adds."""
-    runs = seeds(cpu=1.0)
-    for size, period in ((4, 1), (8, 1), (16, 1), (32, 1), (8, 4), (8, 16), (8, 64)):
-        options = {"history_size": size, "period": period, "store_period": period}
-        runs += seeds("anderson", cpu=1 + of(size, period), **options)
-    return runs
-
 
 TRUE = {
     "admissions: Anderson": lambda: seeds() + seeds("anderson", final=0.0102),
@@ -217,24 +134,6 @@ OPEN = {
     "average: lowers the variance": lambda: windows(lambda t: {}),
     "average: variance formula": lambda: windows(lambda t: noisy(0.05 * (2 * averaging.variance_ratio(t)) ** 0.5)),
 }
-
-
-def scattered(method, ratio, **options):
-    """Runs that end at so many times what base does, give or take a factor of two."""
-    return [fake(method, seed, final=0.01 * ratio * 2.0 ** (1 - seed % 3), **options) for seed in range(5)]
-
-
-def tilted(method, name, values, of):
-    """Runs whose trend differs from seed to seed: ``of`` gets the value and an exponent between -0.4 and 0.4."""
-    return [fake(method, seed, **{name: value}, **of(value, 0.2 * (seed - 2))) for value in values for seed in range(5)]
-
-
-def limit(method, final, **settings):
-    """Runs that end at exactly this."""
-    runs = seeds(method, **settings)
-    for run in runs:
-        run.summary["final"][METRIC] = final
-    return runs
 
 
 @pytest.mark.parametrize("name", TRUE)
@@ -383,56 +282,6 @@ def test_histories_are_full_when_the_cost_study_takes_its_time():
     for spec in STUDIES["cost"].specs():
         task = spec.resolve()
         assert (task.history_size + 1) * task.store_period <= measures.TAIL * task.steps
-
-
-def test_no_oscillation_at_all_is_a_small_one():
-    steady = fake(wobble=0.0, speed=100.0)
-    assert measures.amplitude(steady) == measures.LEAST_AMPLITUDE
-
-
-def test_amplitude_is_the_noise_around_a_trend():
-    steady = fake(wobble=0.1, final=1.0)
-    assert measures.amplitude(steady) == pytest.approx(0.1, rel=0.5)
-    drifting = fake(wobble=0.1, final=1.0)
-    drifting.steps[METRIC] *= np.exp(-drifting.steps["step"] / 1000)
-    assert measures.amplitude(drifting) == pytest.approx(measures.amplitude(steady), rel=0.1)
-    assert measures.amplitude(fake(status=DIVERGED)) == inf
-
-
-def test_the_time_of_a_step_leaves_out_how_a_process_warms_up():
-    run = fake(cpu=2.0)
-    run.steps["cpu_seconds"] += 5.0 * (run.steps["step"] > 1)
-    assert measures.seconds_per_step(run) == pytest.approx(2.0 / STEPS)
-
-
-def test_a_trend_finds_the_exponent_of_a_power():
-    groups = {x: {seed: fake(seed=seed, final=x**-1.5) for seed in range(4)} for x in (1.0, 2.0, 4.0)}
-    found = evidence.trend(groups, lambda run: run.steps["loss"].iloc[-1])
-    assert found.slope.mean == pytest.approx(-1.5) and found.slope.half == pytest.approx(0, abs=1e-12)
-
-
-def test_a_sweep_keeps_settings_apart():
-    runs = seeds(batch_size=10) + seeds(batch_size=40) + seeds(batch_size=80, width=8)
-    found = evidence.sweep(runs, "batch_size")
-    assert list(found) == [10, 40]
-
-
-def test_a_rise_at_each_change_is_measured():
-    assert figures.excess_rise(fake(wobble=0.0, jump=0.7, speed=10, task="burgers2d")) == pytest.approx(0.7, abs=1e-6)
-    assert figures.excess_rise(fake(wobble=0.0, jump=0.0, speed=10, task="burgers2d")) == pytest.approx(0.0, abs=1e-6)
-
-
-def test_the_variance_formulas_agree_with_sums():
-    for t in (2, 5, 10):
-        paper = sum((t - i) ** 2 / t**2 for i in range(1, t)) / t
-        assert averaging.variance_ratio(t) == pytest.approx(paper)
-        walk = np.cumsum(np.eye(t), axis=0)  # iterates as sums of unit noises
-        assert averaging.walk_variance_ratio(t) == pytest.approx((walk.mean(0) ** 2).sum() / (walk[-1] ** 2).sum())
-
-
-def test_cost_constants_are_found_again():
-    points = [cost.Point(0, 1, 2.0), cost.Point(4, 1, 2 + 0.3 * 16), cost.Point(8, 4, 2 + 0.3 * 16)]
-    assert cost.fit(points, cost.paper_formula) == pytest.approx((2.0, 0.3, 0.0), abs=1e-9)
 
 
 def test_figures_have_lines_of_equal_length():
