@@ -41,7 +41,7 @@ class Driver(ABC):
         self.hooks: OrderedDict[int, Callable[[JumpRecord], None]] = OrderedDict()
         self.ahead: Any = None
         """Samples for the next step, given before it by ``set_batch``."""
-        self.space = Space([], options.process_group)
+        self.space = Space([], options.process_group, shard)
         """The parameters that take part, as they were when last looked at; none at first."""
         self.resting = 0
         """Base steps still to rest: they are the base's own, and need not even look at the parameters."""
@@ -97,7 +97,7 @@ class Driver(ABC):
 
     def look(self) -> None:
         """Rebuild the memory if the parameters have changed, as before every step."""
-        if space := Space.if_changed(self.space, self.base.param_groups, self.options.process_group, self.shard):
+        if space := self.space.if_changed(self.base.param_groups):
             self.follow(space)
 
     def idle(self, base_step: BaseStep) -> Any:

@@ -84,9 +84,7 @@ class WrappedOptimizer(Optimizer, ABC):
             return base_step()[0]
         if all(group.get("lr") == 0 for group in driver.base.param_groups):
             return driver.idle(base_step)
-        if space := Space.if_changed(
-            driver.space, driver.base.param_groups, driver.options.process_group, driver.shard
-        ):
+        if space := driver.space.if_changed(driver.base.param_groups):
             driver.follow(space)
         if not driver.agreed:
             driver.agree()

@@ -18,8 +18,7 @@ from torch_anderson._gauss_newton.control import (
     next_damping,
     postpone,
 )
-from torch_anderson._gauss_newton.outputs import Squares
-from torch_anderson._gauss_newton.solve import LinearModel
+from torch_anderson._gauss_newton.solve import LinearModel, quadratic
 from torch_anderson._gauss_newton.state import FEWEST, HISTORY, GaussNewtonState
 from torch_anderson._tensors.checkpoint import pack, unpack
 
@@ -42,8 +41,8 @@ def test_damping_follows_how_well_the_promise_was_kept():
 def model_of_columns(columns, ages):
     values = torch.tensor([1.0, 1.0, 1.0, 1.0], dtype=torch.float64)
     columns = torch.tensor(columns, dtype=torch.float64)
-    here = Squares().quadratic(values, columns)
-    return LinearModel(Squares(), values, columns, here, 4.0, lambda x: x, ages)
+    here = quadratic(None, values, columns)
+    return LinearModel(None, values, columns, here, 4.0, lambda x: x, ages)
 
 
 ALL, HALF, NOTHING = [1.0, 1.0, 1.0, 1.0], [1.0, 1.0, 0.0, 0.0], [1.0, -1.0, 0.0, 0.0]

@@ -26,9 +26,10 @@ from torch.optim import SGD
 from training import assert_same, make_model, weights
 
 from torch_anderson import GaussNewton
-from torch_anderson._gauss_newton.outputs import read
 from torch_anderson._gauss_newton.solve import LinearModel, solve_damped
+from torch_anderson._gauss_newton.solve import quadratic as loss_around
 from torch_anderson._gauss_newton.state import FIXED
+from torch_anderson._tensors.evaluate import read
 
 RATE = 0.05
 
@@ -130,8 +131,8 @@ CONVEX = {
 
 
 def linear_model(found, columns):
-    here = found.misfit.quadratic(found.values, columns)
-    return LinearModel(found.misfit, found.values, columns, here, float(here.loss), lambda x: x)
+    here = loss_around(found.convex, found.values, columns)
+    return LinearModel(found.convex, found.values, columns, here, float(here.loss), lambda x: x)
 
 
 @pytest.mark.parametrize("damping", [1e-6, 0.1, 1.0])
@@ -163,13 +164,13 @@ def test_losses_of_the_library_have_the_curvature_that_autograd_finds(name):
     targets = targets.sign()
     hessian = torch.autograd.functional.hessian(lambda v: function(v, targets), values)
     columns = torch.stack(columns)
-    here = read(function, (values, targets)).misfit.quadratic(values, columns)
+    here = loss_around(read(function, (values, targets)).convex, values, columns)
     torch.testing.assert_close(here.hessian, columns @ hessian @ columns.T)
 
 
 def test_several_tensors_count_by_their_own_means():
     found = read("residual", [torch.tensor([3.0, 1.0]), torch.tensor(2.0), torch.tensor([[2j, 0j, 0j, 0j]])])
-    assert found.misfit.loss(found.values) == pytest.approx(5 + 4 + 1)
+    assert found.loss() == pytest.approx(5 + 4 + 1)
 
 
 # ------------------------------------------------------------------------------------------------- whole problems

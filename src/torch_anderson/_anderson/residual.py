@@ -229,7 +229,9 @@ class GradientResidual:
             roots = [setting.root for setting in settings]
             if any(root != 1 for root in roots):
                 torch._foreach_mul_(block.pieces(w), roots)
-                block.keep(w, [i for i, root in enumerate(roots) if not root])
+                for root, piece, view in zip(roots, block.pieces(w), block.views, strict=True):
+                    if not root:
+                        piece.copy_(view)
         self._space.write(point, everything)
 
 

@@ -1,7 +1,7 @@
 """Directions of the history, along which outputs are measured and jumps are made.
 
 Rows are differences of points stored every few base steps, the last accepted jumps, the present base step and the
-gradient. Other directions would have the same interface: what to keep at each step, ``linearize`` and ``move``.
+gradient.
 """
 
 from collections.abc import Sequence
@@ -12,9 +12,8 @@ import torch
 from torch import Tensor
 
 from .._tensors.blocks import Space, Vector
+from .._tensors.evaluate import Span, Unusable
 from .._tensors.members import Group
-from .outputs import Probe, Unusable
-from .solve import LinearModel
 from .state import FEWEST, HISTORY, GaussNewtonState
 
 STORE_PERIOD = 5
@@ -25,8 +24,6 @@ KEPT = HISTORY + JUMPS
 """Rows that outlive a jump; behind them:"""
 STEP, GRADIENT = KEPT, KEPT + 1
 """... the present step and the gradient."""
-HALF = 1e-4
-"""Outputs that are rounded more coarsely are in half precision."""
 
 
 class HistoryDirections:
@@ -40,14 +37,14 @@ class HistoryDirections:
         self.state = state
         self.rows = space.rows(KEPT + 2)
         self.step, self.gradient = ([rows[i] for rows in self.rows] for i in (STEP, GRADIENT))
+        for block, row in zip(space.blocks, self.gradient, strict=True):
+            block.remember(row)
         self.stored = space.vector()
         """The point from which the next difference is taken."""
         self.used: list[int] = []
-        """Rows that the present model is made of."""
+        """Rows that the latest jump was made of."""
         self.ages: list[int] = []
         """Positions of differences among them, from the newest on."""
-        self.lengths: list[float] = []
-        """Lengths of all rows, over all blocks and ranks."""
         self.idle: list[list[slice]] = []
         """Columns of each block in which no jump goes, because the base leaves them alone."""
 
@@ -113,59 +110,24 @@ class HistoryDirections:
 
     # ------------------------------------------------------------------------------------------------ one jump
 
-    def linearize(self, probe: Probe) -> LinearModel:
-        """Measure how the outputs change along each row, per unit of length.
-
-        Raises ``Unusable`` for outputs that cannot be used, and ``TypeError`` for those that cannot be residuals.
-        """
-        first = probe()
-        if self.state.suspicious:
-            probe.check_repeatable(first)
-        size = self.measure(probe.start)
-        eps = max(first.eps, *(torch.finfo(block.params[0].dtype).eps for block in self.space.blocks))
-        columns = []
-        for i in self.used:
-            # Differences of outputs in half precision would be rounding noise for tiny steps.
-            distance = self.lengths[i] if first.eps > HALF else size * eps**0.4
-            there = probe(self.combined([i], [distance]))
-            columns.append((there.values - first.values) / distance)
-        values, matrix = first.values.double(), torch.stack(columns).double()
-        here = probe.quadratic(first, values, matrix)
-        return LinearModel(first.misfit, values, matrix, here, float(here.loss), self.space.ranks.mean, self.ages)
-
-    def measure(self, start: Vector) -> float:
-        """Choose the rows to use: step, gradient, differences from the newest on, jumps. Returns |start|."""
+    def span(self, start: Vector) -> tuple[Span, float]:
+        """Choose the rows to use: step, gradient, differences from the newest on, jumps. Returns them and |start|."""
         squares = [_squares(rows, point) for rows, point in zip(self.rows, start, strict=True)]
-        *self.lengths, size = self.space.add_up(squares).sqrt().tolist()
+        *lengths, size = self.space.add_up(squares).sqrt().tolist()
         held = min(self.state.stores - 1, self.state.width)
         newest_first = [(self.state.stores - 2 - age) % HISTORY for age in range(held)]
         jumps = range(HISTORY, HISTORY + min(self.state.jumps, JUMPS))
         shortest = max(_shortest(rows.dtype) for rows in self.rows)
-        self.used = [i for i in (STEP, GRADIENT, *newest_first, *jumps) if shortest < self.lengths[i] < inf]
+        self.used = [i for i in (STEP, GRADIENT, *newest_first, *jumps) if shortest < lengths[i] < inf]
         self.ages = [position for position, i in enumerate(self.used) if i < HISTORY]
         if not self.used:
             raise Unusable("converged", "neither steps nor gradients show a direction")
-        return size or 1.0
+        return Span(self.rows, {i: lengths[i] for i in self.used}, self.idle), size or 1.0
 
     @property
     def has_gradient(self) -> bool:
         """Whether the gradient is among the used rows, so that the loss depends on the weights."""
         return GRADIENT in self.used
-
-    def move(self, coefficients: Tensor) -> Vector:
-        """The jump that these coefficients of the used rows, scaled to unit length, stand for."""
-        return self.combined(self.used, coefficients.tolist())
-
-    def combined(self, used: Sequence[int], coefficients: Sequence[float]) -> Vector:
-        """The sum of rows, scaled to unit length, times their coefficients; infinite where numbers are too large."""
-        weights = [x / self.lengths[i] for i, x in zip(used, coefficients, strict=True)]
-        total = [torch.zeros_like(part) for part in self.stored]
-        for part, rows, idle in zip(total, self.rows, self.idle, strict=True):
-            for i, weight in zip(used, torch.tensor(weights, dtype=part.dtype).to(part.device), strict=True):
-                part.addcmul_(rows[i], weight)
-            for columns in idle:
-                part[columns].zero_()
-        return total
 
 
 def _squares(rows: Tensor, point: Tensor) -> Tensor:

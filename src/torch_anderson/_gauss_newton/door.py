@@ -15,10 +15,10 @@ from .._driver import Driver
 from .._optimizer import WrappedOptimizer
 from .._options import Options, choice, invalid, process_group_or_none, real
 from .._tensors.checkpoint import STATE, Entries
+from .._tensors.evaluate import Loss, OutputsFn
 from .driver import GaussNewtonDriver
 from .flat import has_rows
 from .objective import Closure, Objective
-from .outputs import Loss, OutputsFn
 from .tangent import TangentDriver
 
 LOSSES = ("residual", "mse", "cross_entropy")

@@ -20,15 +20,17 @@ from .._calls import BaseStep
 from .._records import JumpRecord
 from .._tensors.blocks import Space
 from .._tensors.checkpoint import STATE, Entries, Saved, Shapes, pack, unpack
+from .._tensors.evaluate import WROTE, Outputs, OutputsFn, Probe, Unusable, agreeing, probing
 from .control import adapt_width, book, judge, judge_proposal, postpone
 from .directions import KEPT, STORE_PERIOD, HistoryDirections
-from .outputs import OutputsFn, Probe, Unusable, probing
 from .reporting import ReportingDriver
-from .solve import LinearModel, Move, solve_damped
+from .solve import LinearModel, Move, linearize, solve_damped
 from .state import CHANGING, FIXED, JUDGES, UNKNOWN, GaussNewtonState
 
 SAME = 1e-6
 """Samples are the same if their loss differs by less than this part."""
+REPEATABLE = 1e-3
+"""Two evaluations at the same weights may differ by this part of the outputs."""
 TRIES = 3
 """Jumps that are tried, with more and more damping."""
 CONSTANT = (
@@ -131,12 +133,16 @@ class GaussNewtonDriver(ReportingDriver):
         """Measure, fit, try, decide."""
         state, directions = self.state, self.directions
         with self.probing(outputs) as probe:
-            model = directions.linearize(probe)
+            first = probe()
+            if state.suspicious:
+                self.check_repeatable(probe, first)
+            span, size = directions.span(self.start)
+            model = linearize(first, probe.slopes(first, span, size), self.space.ranks, directions.ages)
             if state.samples == UNKNOWN:
                 self.compare_samples(probe)
             for _ in range(TRIES):
                 move = solve_damped(model, state.damping)
-                displacement = directions.move(move.coefficients)
+                displacement = span.vector(dict(zip(directions.used, move.coefficients.tolist(), strict=True)))
                 loss = probe.loss(displacement)
                 cause = judge(state, model, move, loss)
                 if not cause:
@@ -154,6 +160,19 @@ class GaussNewtonDriver(ReportingDriver):
             directions.propose(displacement)
         state.suspicious = bool(cause)
         self.report(cause, partial(describe, state.k, model, move, cause))
+
+    def check_repeatable(self, probe: Probe, first: Outputs) -> None:
+        """Raise ``Unusable`` if a second evaluation at the start differs, or if the function writes to the weights."""
+        again = probe()
+        with agreeing(self.space.ranks):
+            self.space.refresh()
+            present = [torch.empty_like(part) for part in self.start]
+            self.space.read(present)
+            if not all(map(torch.equal, present, self.start)):
+                raise Unusable("outputs_wrote", WROTE)  # through .data, which leaves no other trace
+            apart = float(torch.linalg.vector_norm(again.values - first.values))
+            if apart > REPEATABLE * float(torch.linalg.vector_norm(first.values)):
+                raise Unusable("random_outputs", "outputs returned other numbers when called again at the same weights")
 
     def outputs_should_depend(self) -> bool:
         """Whether constant outputs are a mistake in the program: the loss depends on the weights, and all take part.

@@ -8,9 +8,9 @@ import torch
 from torch import Tensor
 
 from .._ranks.ranks import Ranks
+from .._tensors.evaluate import Unusable, agreeing
 from .batch import Batch, weighted
 from .normal import Normal
-from .outputs import Unusable, agreeing
 from .residuals import Residuals, Values
 from .rows import Memory, Rows
 from .search import Path, Trial

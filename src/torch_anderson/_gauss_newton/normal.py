@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from .._ranks.ranks import Ranks, all_gather
-from .outputs import Unusable
+from .._tensors.evaluate import Unusable
 from .rows import Memory, Rows, symmetric_product
 
 FLOOR = 1e-14

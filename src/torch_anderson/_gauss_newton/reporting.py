@@ -11,7 +11,7 @@ from torch.optim import Optimizer
 
 from .._driver import Driver, logger
 from .._records import JumpRecord
-from .outputs import Unusable
+from .._tensors.evaluate import Unusable
 
 
 class ReportingDriver(Driver):

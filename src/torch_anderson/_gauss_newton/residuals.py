@@ -12,9 +12,9 @@ import torch
 from torch import Tensor
 
 from .._driver import logger
+from .._tensors.evaluate import Unusable
 from .misfit import Convex, Squares
 from .objective import Closure, Objective
-from .outputs import Unusable
 from .population import Samples
 from .rows import Layout, Rows
 from .term import ADVICE

@@ -12,11 +12,13 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from math import inf, isfinite
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from .outputs import Convex, Quadratic, Squares, Unusable
+from .._ranks.ranks import Ranks
+from .._tensors.evaluate import Outputs, Unusable, agreeing
 
 RIDGE = 1e-13
 """Keeps the scaled matrix invertible where directions depend on each other."""
@@ -26,6 +28,14 @@ OUTSIDE = "outputs that a linear model expects are outside the domain of the los
 NEWTON_STEPS = 5
 SETTLED = 1e-3
 """A Newton step that promises less than this part of the decrease so far is not made."""
+
+
+class Quadratic(NamedTuple):
+    """The loss to second order in the coefficients of columns."""
+
+    loss: Tensor
+    gradient: Tensor
+    hessian: Tensor
 
 
 @dataclass(frozen=True)
@@ -42,7 +52,8 @@ class Move:
 class LinearModel:
     """Outputs that are linear in the coefficients of the directions, and the loss of them over all ranks."""
 
-    misfit: Squares | Convex
+    convex: Callable[[Tensor], Tensor] | None
+    """The loss of outputs; None for the sum of squares."""
     values: Tensor
     """The outputs at the start, in float64."""
     columns: Tensor
@@ -62,7 +73,7 @@ class LinearModel:
         A loss of probabilities, for example, raises an error for outputs that are not probabilities.
         """
         try:
-            local = self.misfit.quadratic(self.values + self.columns.T @ coefficients, self.columns)
+            local = quadratic(self.convex, self.values + self.columns.T @ coefficients, self.columns)
         except Exception:
             local = Quadratic(*(torch.full_like(part, torch.nan) for part in self.here))
         return Quadratic(*map(self.mean, local))
@@ -74,6 +85,48 @@ class LinearModel:
             i = torch.tensor(chosen, dtype=torch.long, device=here.gradient.device)
             here = Quadratic(here.loss, here.gradient[i], here.hessian[i][:, i])
         return float(here.loss - _promise(here, damped(here.gradient, here.hessian, damping)))
+
+
+def linearize(first: Outputs, columns: Tensor, ranks: Ranks, ages: Sequence[int]) -> LinearModel:
+    """The linear model of outputs that change along columns; raises ``Unusable``, or ``TypeError`` for no residuals."""
+    values = first.values.double()
+    with agreeing(ranks):
+        _refuse_targets(first, columns)
+        here = quadratic(first.convex, values, columns)
+        if not all(part.isfinite().all() for part in here):
+            raise Unusable("nonfinite_outputs", "the loss of the outputs has no finite value and derivatives")
+    if ranks.size > 1:
+        here = Quadratic(*map(ranks.mean, here))
+    if not here.hessian.any() and not here.gradient.any():
+        present, change = ranks.largest(torch.tensor([columns.numel() > 0, columns.any()], dtype=torch.float64))
+        if not present:
+            raise Unusable("no_outputs", "outputs returned empty tensors")
+        if not change:
+            raise Unusable("constant_outputs", "outputs returned numbers that do not depend on the weights")
+    if not here.gradient.any():
+        raise Unusable("converged", "the loss is at a minimum along all directions")
+    return LinearModel(first.convex, values, columns, here, float(here.loss), ranks.mean, ages)
+
+
+def _refuse_targets(first: Outputs, columns: Tensor) -> None:
+    """Raise for predictions and targets, given as two residuals: the targets do not depend on the weights."""
+    n = first.shapes[0].numel()
+    if len(first.shapes) != 2 or first.shapes[0] != first.shapes[1] or columns.shape[1] != 2 * n:
+        return
+    if columns[:, :n].any() and not columns[:, n:].any() and first.values[n:].any():
+        raise TypeError(
+            "outputs returned two tensors for loss='residual', and the second does not depend on the weights. "
+            "Return predictions - targets, or build GaussNewton(..., loss='mse')."
+        )
+
+
+def quadratic(convex: Callable[[Tensor], Tensor] | None, values: Tensor, columns: Tensor) -> Quadratic:
+    """The loss around outputs, which the coefficients change along the rows of ``columns``."""
+    if convex is None:
+        return Quadratic(values @ values, 2 * (columns @ values), 2 * (columns @ columns.T))
+    slopes, bend = torch.func.vjp(torch.func.grad(convex), values)  # type: ignore[misc]
+    hessian = torch.func.vmap(bend)(columns)[0] @ columns.T  # twice backward: several losses cannot go forward
+    return Quadratic(convex(values), columns @ slopes, hessian)
 
 
 def damped(gradient: Tensor, hessian: Tensor, damping: float) -> Tensor:
@@ -104,7 +157,7 @@ def _newton(model: LinearModel, damping: float) -> Move | None:
     """Newton steps in the coefficients: one for squares. None if modelled outputs are outside the loss's domain."""
     here = model.here
     coefficients = damped(here.gradient, here.hessian, damping)
-    if model.misfit.exact:
+    if model.convex is None:
         return Move(coefficients, float(_promise(here, coefficients)), damping)
     penalty = damping * here.hessian.diagonal()
     best, lowest = None, inf

@@ -20,12 +20,12 @@ import torch
 from torch import Tensor
 
 from .._calls import BaseStep
+from .._tensors.evaluate import Unusable, agreeing
 from .batch import ROWS, Batch, Plan, plan
 from .control import fall
 from .flat import moving
 from .jump import Model, Move, fit, measure, path
 from .objective import Closure, Objective
-from .outputs import Unusable, agreeing
 from .population import Samples
 from .residuals import Residuals, Values
 from .rows import Layout, Rows

@@ -13,10 +13,10 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call, jacrev
 
+from .._tensors.evaluate import Unusable
 from .factors import Factors
 from .misfit import Convex
 from .objective import Objective, at_point
-from .outputs import Unusable
 from .population import Samples
 from .rows import Pair
 from .term import real_view

@@ -14,7 +14,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from .._ranks.placement import Parcel, Placement, Sliced, Whole, exchange, placement_of
-from .._ranks.ranks import Ranks
+from .._ranks.ranks import Ranks, world_size
 from .members import Group, flat_view, members, real_numbers, refuse_sparse, shaped_like, working_dtype
 
 Vector = list[Tensor]
@@ -29,9 +29,9 @@ class Block:
         self.placements = list(placements)
         self.device = params[0].device
         self.dtype = working_dtype(params[0].dtype)
-        self._views = self._flat_views()
+        self.views = self._flat_views()
         self._pointers = pointers(params)
-        self.sizes = [view.numel() for view in self._views]
+        self.sizes = [view.numel() for view in self.views]
         self.offsets = [0, *accumulate(self.sizes)]
         self.n = self.offsets[-1]
         self._company = company or self.params
@@ -57,8 +57,12 @@ class Block:
     def vector(self) -> Tensor:
         """A new vector of zeros, whose pieces are known."""
         vector = self.rows(1)[0]
-        self._pieces[id(vector)] = vector, vector.split(self.sizes)
+        self.remember(vector)
         return vector
+
+    def remember(self, vector: Tensor) -> None:
+        """Make the pieces of a vector known: it is read or written again and again."""
+        self._pieces[id(vector)] = vector, vector.split(self.sizes)
 
     def rows(self, count: int) -> Tensor:
         """A new matrix of zeros with ``count`` rows."""
@@ -68,7 +72,8 @@ class Block:
         """Follow parameters whose memory was swapped (``p.data = ...``)."""
         now = pointers(self.params)
         if now != self._pointers:
-            self._pointers, self._views = now, self._flat_views()
+            self._pointers, self.views = now, self._flat_views()
+            self._shapes.clear()
 
     def moved_away(self) -> bool:
         """Whether a parameter has other memory than when last looked at."""
@@ -79,15 +84,10 @@ class Block:
 
     def read(self, vector: Tensor) -> None:
         """Copy the parameters to a vector."""
-        if self._views[0].dtype == vector.dtype:
-            torch.cat(self._views, out=vector)
+        if self.views[0].dtype == vector.dtype:
+            torch.cat(self.views, out=vector)
         else:  # a conversion makes `cat` four times slower than these
-            torch._foreach_copy_(self.pieces(vector), self._views)
-
-    def keep(self, vector: Tensor, chosen: Sequence[int]) -> None:
-        """Copy some of the parameters, by number, to a vector."""
-        for i in chosen:
-            self.pieces(vector)[i].copy_(self._views[i])
+            torch._foreach_copy_(self.pieces(vector), self.views)
 
     def read_gradients(self, vector: Tensor) -> None:
         """Copy the gradients to a vector; a parameter without one counts as 0."""
@@ -116,7 +116,7 @@ class Block:
 
     def write(self, vector: Tensor, everything: bool) -> None:
         """Set the parameters to a vector, except those that the base leaves alone because they have no gradient."""
-        targets, sources = self._views, self.pieces(vector)
+        targets, sources = self.views, self.pieces(vector)
         if not everything and not all(written := self._written()):
             targets, sources = list(compress(targets, written)), tuple(compress(sources, written))
         if targets:
@@ -167,7 +167,7 @@ class Block:
         torch._foreach_copy_(self._held(), values)
 
     def _held(self) -> list[Tensor]:
-        return [flat_view(p) for p in self.params] if isinstance(self.placements[0], Sliced) else self._views
+        return [flat_view(p) for p in self.params] if isinstance(self.placements[0], Sliced) else self.views
 
 
 class Space:
@@ -192,18 +192,16 @@ class Space:
         """Whether it costs nothing to see that the weights have not moved."""
         self.ranks.home = self.blocks[0].device if self.blocks else None
 
-    @staticmethod
-    def if_changed(known: Space | None, groups: Sequence[Group], group: Any, shard: bool = False) -> Space | None:
-        """A new space if parameters came, went, were frozen or moved, or if ranks came; None if it is still valid."""
-        if known is not None:
-            if known._seen == (seen := _look(groups)):
-                return None
-            known._seen = seen
-            if known.layout == _layout(groups, Ranks(group).size):
-                known._company[:] = [p for each in groups for p in each["params"]]
-                known.refresh()
-                return None
-        return Space(groups, group, shard)
+    def if_changed(self, groups: Sequence[Group]) -> Space | None:
+        """A new space if parameters came, went, were frozen or moved, or if ranks came; None if this is still valid."""
+        if self._seen == (seen := _look(groups)):
+            return None
+        self._seen = seen
+        if self.layout != _layout(groups, world_size(self.ranks.group)):
+            return Space(groups, self.ranks.group, self.shard)
+        self._company[:] = [p for each in groups for p in each["params"]]
+        self.refresh()
+        return None
 
     def vector(self) -> Vector:
         """A new vector of zeros."""
