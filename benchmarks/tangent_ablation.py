@@ -18,7 +18,7 @@ import torch
 
 from benchmarks.report import header, table
 from benchmarks.tangent_equations import solve
-from torch_anderson._gauss_newton import jump, population, search, tangent_state
+from torch_anderson._gauss_newton import jump, objective, tangent_state
 
 MODULE = "torch_anderson._gauss_newton"
 
@@ -28,20 +28,22 @@ def fresh(self: Any, samples: Any) -> tuple[Any, None]:
     return samples, None
 
 
-def two_lengths(path: Any, length: float, longer: bool) -> Any:
+def two_lengths(model: Any, move: Any, length: float, longer: bool) -> Any:
     """Try two lengths, and shorter ones while the loss does not fall, without a model of the loss between them."""
+    path = jump.Path(model, move)
     path.at(length)
-    path.at(2 * length if longer and length <= search.LONGEST / 2 else length / 2)
-    search.shorten(path)
+    path.at(2 * length if longer and length <= jump.LONGEST / 2 else length / 2)
+    jump.shorten(path)
     best = path.best
-    return search.Found(best, 2 * best.length if best.length >= length else best.length, len(path.tried))
+    return jump.Found(best, 2 * best.length if best.length >= length else best.length, len(path.tried))
 
 
-def one_length(path: Any, length: float, longer: bool) -> Any:
+def one_length(model: Any, move: Any, length: float, longer: bool) -> Any:
     """Try the full jump, and shorter ones while the loss does not fall."""
+    path = jump.Path(model, move)
     path.at(1.0)
-    search.shorten(path)
-    return search.Found(path.best, path.best.length, len(path.tried))
+    jump.shorten(path)
+    return jump.Found(path.best, path.best.length, len(path.tried))
 
 
 VARIANTS: dict[str, list[tuple[Any, str, Any]]] = {
@@ -49,13 +51,13 @@ VARIANTS: dict[str, list[tuple[Any, str, Any]]] = {
     "no momentum": [(jump, "MOMENTUM", 0.0)],
     "momentum 0.9": [(jump, "MOMENTUM", 0.9)],
     "no geodesic acceleration": [(jump, "MOST_BEND", 0.0)],
-    "no retained samples": [(population.Retained, "renew", fresh)],
+    "no retained samples": [(objective.Retained, "renew", fresh)],
     "no growth of rows": [(tangent_state, "GROWTH", 1.0)],
     "no interpolation in the search": [(f"{MODULE}.tangent", "search", two_lengths)],
     "no search: the full jump, then shorter ones": [(f"{MODULE}.tangent", "search", one_length)],
     "no more damping after a refused jump": [(tangent_state, "STIFFEN", 1.0)],
     "damping independent of the number of rows": [
-        (tangent_state.TangentState, "damping", lambda self, loss: 1e-3 * loss * self.boost)
+        (tangent_state.TangentState, "damping", lambda self, loss, all_fitted: 1e-3 * loss * self.boost)
     ],
 }
 

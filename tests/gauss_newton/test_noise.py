@@ -10,8 +10,7 @@ from torch.optim import Adam
 from training import assert_same, weights
 
 from torch_anderson import GaussNewton, Objective, Term
-from torch_anderson._gauss_newton.batch import Batch
-from torch_anderson._gauss_newton.misfit import Squares
+from torch_anderson._gauss_newton.batch import Batch, Squares
 from torch_anderson._gauss_newton.state import CHANGING, FIXED
 from torch_anderson._gauss_newton.tangent_state import FIRST_REST, TangentState
 

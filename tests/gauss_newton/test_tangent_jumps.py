@@ -13,8 +13,7 @@ from training import weights
 
 from torch_anderson import GaussNewton, Objective, Term
 from torch_anderson._gauss_newton import jump
-from torch_anderson._gauss_newton.batch import Batch
-from torch_anderson._gauss_newton.misfit import Convex, Squares
+from torch_anderson._gauss_newton.batch import Batch, Convex, Squares
 from torch_anderson._gauss_newton.residuals import Residuals
 from torch_anderson._gauss_newton.rows import Memory, Rows
 from torch_anderson._ranks.ranks import Ranks

@@ -9,9 +9,8 @@ from torch.func import grad, hessian, jacrev, jvp
 
 from torch_anderson import GaussNewton, Objective, Term
 from torch_anderson._gauss_newton import rows as storage
-from torch_anderson._gauss_newton.normal import Normal
 from torch_anderson._gauss_newton.residuals import Residuals
-from torch_anderson._gauss_newton.rows import Layout, Memory, Rows, symmetric_product
+from torch_anderson._gauss_newton.rows import Layout, Memory, Normal, Rows, symmetric_product
 from torch_anderson._ranks.ranks import Ranks
 
 NU = 0.01 / math.pi
@@ -213,9 +212,9 @@ def test_a_symmetric_product_has_its_lower_triangle():
 @pytest.mark.parametrize("name", sorted(TRACED - {"no hidden layer"}))
 def test_rows_from_factors_are_the_dense_ones(name, monkeypatch):
     """J J', J w and J' z with every weight matrix as factors, against dense rows."""
-    _, _, points, residuals = made(name)
     monkeypatch.setattr(storage, "LARGE", 0)
     monkeypatch.setattr(storage, "_cheap", lambda *_: True)
+    _, _, points, residuals = made(name)
     sums = torch.rand(residuals.terms["only"].size, len(points), residuals.terms["only"].size, dtype=torch.float64)
     layout, count = residuals.layout, len(points) * residuals.terms["only"].size
     assert layout.factored and any(
@@ -240,9 +239,9 @@ def test_terms_with_other_numbers_of_uses_share_the_factors_of_a_matrix(monkeypa
     objective = Objective(model, inside=Term(burgers, points), edges=Term(lambda u, x: u(x), edges))
     residuals = Residuals(objective, list(model.parameters()))
     samples = {"inside": (points,), "edges": (edges,)}
-    residuals.prepare(residuals.read(), samples, {"inside": 8, "edges": 4})
     monkeypatch.setattr(storage, "LARGE", 0)
     monkeypatch.setattr(storage, "_cheap", lambda *_: True)
+    residuals.prepare(residuals.read(), samples, {"inside": 8, "edges": 4})
     dense, factored = (Rows(x, 15, points.device, Memory()) for x in (residuals.layout.as_dense(), residuals.layout))
     sums = {name: torch.ones(1, len(x[0]), 1, dtype=torch.float64) for name, x in samples.items()}
     for rows in (dense, factored):

@@ -1,19 +1,25 @@
-"""The samples of one jump: how many of each term are fitted, how many it is judged by, and their loss."""
+"""The samples of one jump: how many of each term are fitted, how many it is judged by, and their loss.
+
+The loss of single samples is a function of the model's outputs: squares, or any convex function. Around outputs z, a
+loss with gradient g and Hessian H is |r + L'dz|^2 up to third order and a constant, with 2 L L' = H and 2 L r = g: the
+generalised Gauss-Newton method. For squares, r = z and L = 1.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from math import ceil, sqrt
 
 import torch
 from torch import Tensor
 
-from .misfit import Convex, Squares
-from .population import Samples
-from .residuals import Residuals, Values
-from .term import Term
+from .term import Samples, Term
 
+Values = dict[str, Tensor]
+"""Outputs (samples, p) by the names of terms."""
+FLAT = 1e-10
+"""Eigenvalues of H below this part of the largest one of the sample count as 0."""
 ROWS = 500
 """Rows that the first jump fits, if there are as many; if samples can be drawn, at least as many as weights up to this,
 whatever number a gradient uses: with too few, jumps fit the noise of their samples."""
@@ -40,14 +46,23 @@ class Plan:
     """Whether every step has other samples than the last, none of which can be drawn again."""
 
 
-def plan(residuals: Residuals, given: Mapping[str, Samples], blocks: int, most_rows: float) -> Plan:
-    """Choose numbers of samples for rows that are ``blocks`` times those of the first jump."""
-    terms = residuals.objective.terms
+def plan(
+    terms: Mapping[str, Term],
+    sizes: Mapping[str, int],
+    weights: int,
+    given: Mapping[str, Samples],
+    blocks: int,
+    most_rows: float,
+) -> Plan:
+    """Choose numbers of samples for rows that are ``blocks`` times those of the first jump.
+
+    ``sizes`` are residuals of a sample, by the names of terms; ``weights`` is the number of weights.
+    """
     there = {name: _available(term, given.get(name)) for name, term in terms.items()}
     share = {name: GIVEN if name in given else FIXED if term.fixed else DRAWN for name, term in terms.items()}
-    rows = sum(share[name] * there[name] * max(residuals.terms[name].size, 1) for name in terms)
+    rows = sum(share[name] * there[name] * max(sizes[name], 1) for name in terms)
     growing = any(not term.fixed and name not in given for name, term in terms.items())
-    fewest = max(rows, residuals.n) if growing else rows
+    fewest = max(rows, weights) if growing else rows
     first = min(fewest, ROWS, most_rows) / rows
     fitted, total = {}, {}
     for name, term in terms.items():
@@ -56,7 +71,7 @@ def plan(residuals: Residuals, given: Mapping[str, Samples], blocks: int, most_r
         fitted[name] = blocks * block if drawn else min(blocks * block, max(1, int(share[name] * there[name])))
         total[name] = max(there[name], (blocks + max(UNSEEN, blocks // 2)) * block) if drawn else there[name]
     most = max(1.0, most_rows / rows / first) if growing else ceil(1 / first)
-    at_once = all(term.fixed for term in terms.values()) and not given and rows * residuals.n <= AT_ONCE
+    at_once = all(term.fixed for term in terms.values()) and not given and rows * weights <= AT_ONCE
     return Plan(fitted, total, most if at_once else 1.0, most, bool(given))
 
 
@@ -64,6 +79,67 @@ def _available(term: Term, given: Samples | None) -> int:
     if given is not None:
         return len(given[0])
     return term.count or len(term.samples[0])  # type: ignore[index, arg-type]
+
+
+class Squares:
+    """The sum of squares."""
+
+    def __getitem__(self, _: slice) -> Squares:
+        return self
+
+    def each(self, outputs: Tensor) -> Tensor:
+        """The loss of each sample, from outputs (k, p)."""
+        return outputs.square().sum(1)
+
+    def along(self, start: Tensor, slope: Tensor, bend: Tensor, lengths: Tensor) -> Tensor:
+        """The sum of losses at outputs start + a slope + a^2 bend, for each of the lengths a."""
+        a, b, c = start.reshape(-1), slope.reshape(-1), bend.reshape(-1)
+        powers = torch.stack([a @ a, 2 * a @ b, b @ b + 2 * a @ c, 2 * b @ c, c @ c]).cpu()
+        return lengths.unsqueeze(1) ** torch.arange(5) @ powers
+
+    def expand(self, outputs: Tensor) -> tuple[Tensor, Tensor]:
+        """r (k, p), and L' as weights (p, k, p) of the outputs in it."""
+        count, size = outputs.shape
+        eye = torch.eye(size, dtype=outputs.dtype, device=outputs.device)
+        return outputs, eye.unsqueeze(1).expand(size, count, size)
+
+
+@dataclass
+class Convex:
+    """A convex function of the outputs, ``function(output, *rest)`` for one sample."""
+
+    function: Callable[..., Tensor]
+    shape: torch.Size
+    """Shape of the output of one sample."""
+    rest: tuple[Tensor, ...]
+    """What the function gets besides: one row for each sample."""
+
+    def __getitem__(self, some: slice) -> Convex:
+        return Convex(self.function, self.shape, tuple(x[some] for x in self.rest))
+
+    def _one(self, output: Tensor, *rest: Tensor) -> Tensor:
+        return self.function(output.reshape(self.shape), *rest).reshape(())
+
+    def each(self, outputs: Tensor) -> Tensor:
+        """The loss of each sample, from outputs (k, p)."""
+        return torch.vmap(self._one)(outputs, *self.rest)
+
+    def along(self, start: Tensor, slope: Tensor, bend: Tensor, lengths: Tensor) -> Tensor:
+        """The sum of losses at outputs start + a slope + a^2 bend, for each of the lengths a."""
+        found = [self.each(start + a * slope + a**2 * bend).sum().double().cpu() for a in lengths.tolist()]
+        return torch.stack(found)
+
+    def expand(self, outputs: Tensor) -> tuple[Tensor, Tensor]:
+        """r (k, p), and L' as weights (p, k, p) of the outputs in it."""
+        slope = torch.func.grad(self._one)
+        bend = torch.func.jacrev(slope)  # twice backward: several losses of torch cannot go forward
+        g, hessian = (torch.vmap(f)(outputs, *self.rest) for f in (slope, bend))
+        eigenvalues, vectors = torch.linalg.eigh(hessian.double())
+        roots = (eigenvalues / 2).clamp_min(FLAT * eigenvalues[:, -1:].abs()).sqrt()
+        flat = roots <= 0
+        inverse = torch.where(flat, 0.0, 0.5 / torch.where(flat, 1.0, roots))
+        r = inverse * torch.einsum("kpj,kp->kj", vectors, g.double())
+        return r, (vectors * roots.unsqueeze(1)).permute(2, 0, 1)
 
 
 @dataclass

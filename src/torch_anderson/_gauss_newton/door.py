@@ -139,8 +139,9 @@ class GaussNewton(WrappedOptimizer):
         if isinstance(outputs, Objective):
             outputs = outputs.bind()
         if isinstance(outputs, Closure):
-            if self.options.loss != "residual":
-                raise ValueError(f"Invalid loss: {self.options.loss!r}. Allowed: 'residual' with an Objective.")
+            loss = self._driver.options.loss
+            if loss != "residual":
+                raise ValueError(f"Invalid loss: {loss!r}. Allowed: 'residual' with an Objective.")
             self._choose(tangent=True)
             return outputs if isinstance(self._driver, TangentDriver) else outputs.residuals
         if outputs is not None and not callable(outputs):
@@ -153,9 +154,10 @@ class GaussNewton(WrappedOptimizer):
     def _choose(self, tangent: bool) -> None:
         """Choose the driver that "auto" stands for, by the first samples or by a checkpoint."""
         driver: Any = self._driver
+        if driver.options.directions != "auto" or driver.state.k or driver.stats.counts["attempted"]:
+            return
         wanted = TangentDriver if tangent and has_rows(self.param_groups) else GaussNewtonDriver
-        begun = driver.state.k or driver.stats.counts["attempted"]
-        if self.options.directions == "auto" and not isinstance(driver, wanted) and not begun:
+        if not isinstance(driver, wanted):
             self._driver = wanted(self.base, self.options)
             self._driver.hooks, self._driver.ahead = driver.hooks, driver.ahead
 

@@ -1,19 +1,24 @@
-"""One jump: measure residuals and rows, fit a curve of weights, and the loss along it."""
+"""One jump: measure residuals and rows, fit a curve of weights, and search along it.
+
+How far to jump is judged by all samples, fitted or not. Outputs at two lengths and at the start give a parabola for
+each output, and with it the loss as a function of the length, a quartic for squares. Its minimum is tried too if it is
+far from both.
+"""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from math import inf, isnan
 
 import torch
 from torch import Tensor
 
 from .._ranks.ranks import Ranks
 from .._tensors.evaluate import Unusable, agreeing
-from .batch import Batch, weighted
-from .normal import Normal
-from .residuals import Residuals, Values
-from .rows import Memory, Rows
-from .search import Path, Trial
+from .batch import Batch, Values, weighted
+from .residuals import Residuals
+from .rows import Memory, Normal, Rows
+from .term import Samples
 
 MOMENTUM = 0.5
 """mu."""
@@ -21,6 +26,13 @@ PROBE = 0.2
 """h, as a part of the length of the last jump."""
 MOST_BEND = 0.75
 """The bend is shortened such that it changes the jump by at most this part of its length."""
+SHORTEST, LONGEST = 1 / 256, 1.0
+"""Lengths of jumps; at 1 the linear model is at its minimum."""
+NEAR = 1.6
+"""The expected minimum is not tried within this factor of a length that was."""
+MOST = 6
+"""Lengths that are tried while the loss does not fall."""
+GRID = 2.0 ** torch.linspace(-3, 2, 101, dtype=torch.float64)
 
 
 @dataclass
@@ -47,6 +59,13 @@ class Model:
     """The loss over the other samples; 0 if there are none."""
     square: float
     """|r|^2 over all ranks."""
+
+    def at(self, weights: Tensor, samples: dict[str, Samples]) -> Values:
+        """The outputs of some samples at other weights; raises on all ranks, or on none."""
+        if self.ranks.size == 1:
+            return self.residuals.values(weights, samples)
+        with agreeing(self.ranks):
+            return self.residuals.values(weights, samples)
 
 
 @dataclass
@@ -98,8 +117,7 @@ def fit(model: Model, before: Tensor, damping: float, length: float, memory: Mem
     jump = MOMENTUM * before + normal.solve(model.right - MOMENTUM * (model.rows @ before))
     slope = model.rows @ jump
     h = PROBE * length
-    with agreeing(model.ranks):
-        there = model.residuals.values(model.weights - h * jump, model.batch.first())
+    there = model.at(model.weights - h * jump, model.batch.first())
     seen = model.batch.seen(model.values)
     change = weighted(model.sums, {name: there[name] - seen[name] for name in seen})
     bend = normal.solve(2 / h**2 * (change + h * slope))
@@ -111,17 +129,90 @@ def fit(model: Model, before: Tensor, damping: float, length: float, memory: Mem
     return Move(jump, bend, normal.damping, promised)
 
 
-def path(model: Model, move: Move) -> Path:
-    """The loss of all samples along the move."""
+# ------------------------------------------------------------------------------------------------------ how far
 
-    def evaluate(length: float) -> Values:
-        with agreeing(model.ranks):
-            return model.residuals.values(move.end(model.weights, length), model.batch.samples)
 
-    def loss(values: Values) -> float:
-        return float(model.ranks.mean(model.batch.losses(values)[:1]))
+@dataclass
+class Trial:
+    """Outputs at one length, and their loss."""
 
-    def along(start: Values, slope: Values, bend: Values, lengths: Tensor) -> Tensor:
-        return model.ranks.mean(model.batch.along(start, slope, bend, lengths))
+    length: float
+    loss: float
+    values: Values = field(repr=False)
 
-    return Path(evaluate, loss, along, Trial(0.0, model.loss, model.values))
+
+@dataclass
+class Found:
+    """The best length that was tried."""
+
+    best: Trial
+    wanted: float
+    """The expected minimum."""
+    tried: int
+
+
+@dataclass
+class Path:
+    """The loss of all samples along a curve of weights, as far as it is known."""
+
+    model: Model
+    move: Move
+    tried: list[Trial] = field(default_factory=list)
+
+    def at(self, length: float) -> Trial:
+        """Evaluate the outputs at one length."""
+        model = self.model
+        values = model.at(self.move.end(model.weights, length), model.batch.samples)
+        loss = float(model.ranks.mean(model.batch.losses(values)[:1]))
+        self.tried.append(Trial(length, inf if isnan(loss) else loss, values))
+        return self.tried[-1]
+
+    @property
+    def best(self) -> Trial:
+        """The lowest loss so far."""
+        return min(self.tried, key=lambda trial: trial.loss)
+
+    @property
+    def falls(self) -> bool:
+        """Whether the loss falls at some length."""
+        return self.best.loss < self.model.loss
+
+    def minimum(self, one: Trial, other: Trial) -> float:
+        """The length with the least loss by the parabolas through the start and two trials."""
+        slopes, bends = {}, {}
+        for name, start in self.model.values.items():
+            first, second = ((trial.values[name] - start) / trial.length for trial in (one, other))
+            bends[name] = (second - first) / (other.length - one.length)
+            slopes[name] = first - one.length * bends[name]
+        lengths = (GRID * one.length).clamp(SHORTEST, LONGEST)
+        expected = self.model.ranks.mean(self.model.batch.along(self.model.values, slopes, bends, lengths))
+        return float(lengths[torch.nan_to_num(expected, torch.inf, torch.inf).argmin()])
+
+
+def search(model: Model, move: Move, length: float, longer: bool) -> Found:
+    """Try the last length, twice or half of it, the expected minimum, and what follows from them."""
+    path = Path(model, move)
+    one = path.at(length)
+    other = path.at(2 * length if longer and length <= LONGEST / 2 else length / 2)
+    wanted = path.minimum(one, other)
+    better = path.best.length
+    if not path.falls:
+        wanted = max(min(wanted, length / 4), SHORTEST)
+    if not path.falls or not better / NEAR <= wanted <= better * NEAR:
+        path.at(wanted)
+        shorten(path)
+        lengthen(path, better)
+    return Found(path.best, wanted, len(path.tried))
+
+
+def shorten(path: Path) -> None:
+    """Try a quarter of the length while the loss does not fall."""
+    while not path.falls and path.tried[-1].length > SHORTEST and len(path.tried) < MOST:
+        path.at(max(path.tried[-1].length / 4, SHORTEST))
+
+
+def lengthen(path: Path, before: float) -> None:
+    """Try twice the length while it is the best so far, if it is beyond those that were tried before."""
+    last = path.tried[-1]
+    while last.length >= 1.9 * before and last is path.best and last.length < LONGEST and path.falls:
+        last = path.at(min(2 * last.length, LONGEST))

@@ -6,18 +6,17 @@ parameters and buffers are replaced during a call.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 import torch
 from torch import Tensor
 
 from .._driver import logger
 from .._tensors.evaluate import Unusable
-from .misfit import Convex, Squares
+from .batch import Convex, Squares, Values
 from .objective import Closure, Objective
-from .population import Samples
 from .rows import Layout, Rows
-from .term import ADVICE
+from .term import ADVICE, Samples
 from .term_residuals import SEEN, TermResiduals, close
 
 COARSE = (
@@ -28,8 +27,8 @@ GUESS = 4
 """Uses of a weight matrix in a residual with derivatives."""
 BLOCK = 500
 """Most samples that are evaluated at once."""
-Values = dict[str, Tensor]
-"""Residuals (samples, p) by the names of terms."""
+MOST_NUMBERS = 10_000_000
+"""Numbers in the rows of a block that is not traced."""
 Given = Mapping[str, Samples]
 """Samples by the names of terms."""
 
@@ -49,7 +48,9 @@ class Residuals:
         self.n = sum(self.sizes)
         self.terms = {name: TermResiduals(objective, name, names, list(self.constants)) for name in objective.terms}
         self.dtype = torch.float64
-        self.prepared = False
+        shapes = [p.shape for p in self.params]
+        self.layout = Layout.cheapest(shapes, [GUESS if len(shape) == 2 else 0 for shape in shapes])
+        """How rows are best stored: by the uses of parameters in the traces, or a guess before there are any."""
         self._constants: list[Tensor] = []
 
     def prepare(self, weights: Tensor, samples: Given, counts: Mapping[str, int] | None = None) -> None:
@@ -90,7 +91,9 @@ class Residuals:
             except Exception as problem:
                 problem.add_note(ADVICE.format(name=name))
                 raise
-        self.prepared = True
+        counts = [term.uses for term in self.terms.values()]
+        uses = [0 if None in found else max(found) for found in zip(*counts, strict=True)]
+        self.layout = Layout.cheapest([p.shape for p in self.params], uses)
 
     def read(self) -> Tensor:
         """The parameters as one vector."""
@@ -116,27 +119,32 @@ class Residuals:
     @torch.no_grad()
     def values(self, weights: Tensor, samples: Given) -> Values:
         """Residuals of all terms."""
-        fixed = self._fixed(weights)
-        return {name: term.values(fixed, self._converted(samples[name])).double() for name, term in self.terms.items()}
+        fixed, values = self._fixed(weights), {}
+        for name, term in self.terms.items():
+            found = [fixed[0].new_empty(0, term.size)]
+            for some, count in _blocks(self._converted(samples[name]), term.block):
+                if term.traced is None:
+                    found.append(term.plain(*fixed, None, *some)[:count])
+                else:
+                    found.append(term.traced(*fixed, fixed[0].new_ones(term.block), *some)[:count])
+            values[name] = torch.cat(found).double()
+        return values
 
     @torch.no_grad()
     def rows(self, weights: Tensor, samples: Given, sums: Values, out: Rows) -> None:
-        """Write the rows of weighted sums of residuals to ``out``, one term after the other."""
+        """Write the rows of weighted sums of residuals, by weights (p', k, p), to ``out``, one term after the other."""
         fixed, done = self._fixed(weights), 0
         for name, term in self.terms.items():
-            count = len(samples[name][0]) * term.size
-            parts = out.parts(slice(done, done + count))
-            term.rows(fixed, self._converted(samples[name]), sums[name].to(self.dtype), parts)
-            done += count
+            given = (*self._converted(samples[name]), sums[name].to(self.dtype).movedim(1, 0))
+            for some, count in _blocks(given, term.block) if term.factors else _parts(given, self._few(term)):
+                parts = out.parts(slice(done, done + count * term.size))
+                arguments = [*fixed, fixed[0].new_ones(len(some[0])), *some[:-1]]
+                (term.factors or term.plain_rows)(arguments, some[-1].movedim(0, 1), parts)
+                done += count * term.size
 
-    @property
-    def layout(self) -> Layout:
-        """How rows are best stored: by the uses of parameters in the traces, or a guess before there are any."""
-        shapes = [p.shape for p in self.params]
-        if not self.prepared:
-            return Layout.cheapest(shapes, [GUESS if len(shape) == 2 else 0 for shape in shapes])
-        counts = [term.uses for term in self.terms.values()]
-        return Layout.cheapest(shapes, [0 if None in uses else max(uses) for uses in zip(*counts, strict=True)])
+    def _few(self, term: TermResiduals) -> int:
+        """Samples whose rows by ``plain_rows`` fit into the memory for them."""
+        return max(1, min(term.block, MOST_NUMBERS // (term.size * self.n)))
 
     @torch.no_grad()
     def misfits(self, weights: Tensor, samples: Given) -> dict[str, Squares | Convex]:
@@ -169,6 +177,21 @@ class Residuals:
 
     def _cast(self, tensor: Tensor) -> Tensor:
         return tensor.to(self.dtype) if tensor.is_floating_point() else tensor
+
+
+def _parts(samples: Samples, most: int) -> Iterator[tuple[Samples, int]]:
+    """At most so many samples at a time, and their number."""
+    for start in range(0, len(samples[0]), most):
+        some = tuple(x[start : start + most] for x in samples)
+        yield some, len(some[0])
+
+
+def _blocks(samples: Samples, length: int) -> Iterator[tuple[Samples, int]]:
+    """Blocks of constant length, the last of which is filled up with its first sample; and their numbers of samples."""
+    for some, count in _parts(samples, length):
+        if count < length:
+            some = tuple(torch.cat([x, x[:1].expand(length - count, *x.shape[1:])]) for x in some)
+        yield some, count
 
 
 OUTSIDE = (

@@ -8,21 +8,31 @@ the factors of all rows for use u,
     J' z  = sum over u of (z B_u)' A_u                    one product of matrices
 
 which is cheaper than forming rows where matrices are large and have few uses.
+
+The damped normal equations: S b = J'(J J' + damping)^-1 b, with one Cholesky factor for all b. On several ranks J has
+the rows of all of them, divided by the square root of the number of ranks.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from math import prod
+from math import inf, prod, sqrt
 
 import torch
 from torch import Tensor
+
+from .._ranks.ranks import Ranks, all_gather
+from .._tensors.evaluate import Unusable
 
 STRIP = 96
 """Rows of a symmetric product that are computed at once, up to its diagonal: nearly half of the work is saved."""
 LARGE = 20_000
 """Weights from which on matrices may be stored as factors: before, one product of dense rows is faster."""
+FLOOR = 1e-14
+"""Least damping, relative to the mean squared length of a row."""
+TRIES = 40
+"""Dampings, each ten times the last, before a matrix is given up."""
 
 
 class Memory:
@@ -214,3 +224,63 @@ class Rows:
             return self.dense.T @ z
         dense = iter((self.dense.T @ z).split([s for s, pair in zip(self.sizes, self.pairs, strict=True) if not pair]))
         return torch.cat([pair.transposed_times(z).reshape(-1) if pair else next(dense) for pair in self.pairs])
+
+
+class Normal:
+    """The map S: in the dual form if there are at most as many rows as weights, on all ranks together."""
+
+    def __init__(self, rows: Rows, damping: float, ranks: Ranks, memory: Memory):
+        self.ranks, self.alone = ranks, ranks.size == 1
+        self.most = len(rows) if self.alone else int(ranks.largest(torch.tensor(float(len(rows)))))
+        self.dual = self.most * ranks.size <= rows.shape[1]
+        self.rows = rows if self.alone else Rows.of(self._shared(rows.dense))
+        side = len(self.rows) if self.dual else rows.shape[1]
+        matrix = memory.matrix("products", side, side, rows.dense.device)
+        if self.dual:
+            self.rows.products(matrix)
+        else:
+            symmetric_product(self.rows.dense.T, matrix)
+            matrix = matrix if self.alone else ranks.sum(matrix.tril_())
+        diagonal = matrix.diagonal().clone()
+        mean = float(diagonal.sum()) / (self.most * ranks.size)
+        if not mean < inf:
+            raise Unusable("nonfinite_outputs", "derivatives of the residuals by the weights are not finite")
+        self.damping = max(damping, FLOOR * mean, 1e-300)
+        self.factor = self._factor(matrix, diagonal)
+
+    def _shared(self, rows: Tensor) -> Tensor:
+        """The rows of all ranks in the dual form, and this rank's part in the other."""
+        return self._gathered(rows) if self.dual else rows / sqrt(self.ranks.size)
+
+    def _gathered(self, right: Tensor) -> Tensor:
+        """Rows, or numbers that belong to them, of all ranks; filled up with zeros where a rank has fewer."""
+        padded = right.new_zeros(self.most, *right.shape[1:])
+        padded[: len(right)] = right
+        found = all_gather(padded.reshape(-1), self.ranks.size, self.ranks.group)
+        return found.reshape(-1, *right.shape[1:]) / sqrt(self.ranks.size)
+
+    def _factor(self, matrix: Tensor, diagonal: Tensor) -> Tensor:
+        """The Cholesky factor; with ten times the damping while rounding makes the matrix singular."""
+        for _ in range(TRIES):
+            matrix.diagonal().copy_(diagonal + self.damping)
+            factor, failed = torch.linalg.cholesky_ex(matrix)
+            if not failed:
+                break
+            self.damping *= 10
+        return factor
+
+    def solve(self, right: Tensor) -> Tensor:
+        """S b, bit for bit the same on all ranks, for the b of this rank's rows."""
+        back = self.rows.transposed_times
+        if self.alone:
+            return back(self._inverse(right)) if self.dual else self._inverse(back(right))
+        if self.dual:
+            found = back(self._inverse(self._gathered(right)))
+        else:
+            found = self._inverse(self.ranks.sum(back(right / sqrt(self.ranks.size))))
+        # Processors may round differently: all ranks take the numbers of the first.
+        return self.ranks.sum(found if self.ranks.index == 0 else 0 * found)
+
+    def _inverse(self, right: Tensor) -> Tensor:
+        half = torch.linalg.solve_triangular(self.factor, right[:, None], upper=False)  # faster than cholesky_solve
+        return torch.linalg.solve_triangular(self.factor.mT, half, upper=True)[:, 0]

@@ -21,17 +21,16 @@ from torch import Tensor
 
 from .._calls import BaseStep
 from .._tensors.evaluate import Unusable, agreeing
-from .batch import ROWS, Batch, Plan, plan
+from .batch import ROWS, Batch, Plan, Values, plan
 from .control import fall
 from .flat import moving
-from .jump import Model, Move, fit, measure, path
+from .jump import Found, Model, Move, fit, measure, search
 from .objective import Closure, Objective
-from .population import Samples
-from .residuals import Residuals, Values
+from .residuals import Residuals
 from .rows import Layout, Rows
-from .search import Found, search
 from .tangent_memory import TangentMemory
 from .tangent_state import DOUBT, FIRST_WAIT, jump_cost
+from .term import Samples
 
 MOST_ROWS = 2.0
 """Most rows, in multiples of the number of weights ..."""
@@ -112,7 +111,7 @@ class TangentDriver(TangentMemory):
         model = self.measured(residuals, bound, counts)
         before = self.flat(self.momentum, residuals)
         move = fit(model, before, state.damping(model.square, all_fitted=not model.unseen), state.length, self.memory)
-        found = search(path(model, move), state.length, state.longer)
+        found = search(model, move, state.length, state.longer)
         accepted = found.best.loss < model.loss
         proposes = counts.noisy and not state.trusted
         if not accepted:
@@ -157,7 +156,10 @@ class TangentDriver(TangentMemory):
         """Numbers of samples for a jump."""
         layout, numbers = self.layout(residuals), MOST_BYTES / 8
         most = min(max(MOST_ROWS * residuals.n, ROWS), numbers / layout.width)
-        return plan(residuals, bound, blocks, min(most, sqrt(numbers)) if layout.factored else most)
+        if layout.factored:
+            most = min(most, sqrt(numbers))
+        sizes = {name: term.size for name, term in residuals.terms.items()}
+        return plan(residuals.objective.terms, sizes, residuals.n, bound, blocks, most)
 
     def layout(self, residuals: Residuals) -> Layout:
         """How rows are stored; several ranks exchange dense ones."""

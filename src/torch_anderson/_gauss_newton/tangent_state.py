@@ -8,8 +8,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from math import ceil
 
+from .jump import SHORTEST, Found
 from .rows import Layout
-from .search import SHORTEST, Found
 
 DAMPING = 1e-3
 """Damping, relative to the loss of the fitted samples ..."""

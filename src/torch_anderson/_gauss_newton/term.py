@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import KW_ONLY, dataclass
+from dataclasses import KW_ONLY, dataclass, field
 from math import isfinite
 from typing import Any
 
@@ -11,8 +11,9 @@ import torch
 from torch import Tensor
 
 from .._options import integer, invalid, real
-from .population import Samples
 
+Samples = tuple[Tensor, ...]
+"""Samples of one term: tensors whose first dimension counts them."""
 ADVICE = (
     "In the term {name!r}. Its function gets u and one sample, and is evaluated for all samples at once with "
     "torch.vmap: differentiate with torch.func (grad, jvp, jacrev, hessian) instead of torch.autograd.grad, choose "
@@ -51,6 +52,8 @@ class Term:
     weight: float = 1.0
     loss: Callable[..., Tensor] | None = None
     retain: bool | None = None
+    fixed: bool = field(init=False, repr=False)
+    """Whether the samples are fixed."""
 
     def __post_init__(self) -> None:
         if not callable(self.function):
@@ -59,17 +62,13 @@ class Term:
             raise TypeError(f"Invalid loss: {self.loss!r}. Allowed: None for squares, or a function of one output.")
         weight = real("weight", self.weight, lambda x: x > 0 and isfinite(x), "a finite number above 0")
         object.__setattr__(self, "weight", weight)
+        object.__setattr__(self, "fixed", not callable(self.samples))
         if callable(self.samples):
             object.__setattr__(self, "count", integer("count", self.count, 1))
         elif self.count is not None:
             raise invalid("count", self.count, "None for samples that are given")
         else:
             object.__setattr__(self, "samples", checked_samples("samples", self.samples))
-
-    @property
-    def fixed(self) -> bool:
-        """Whether the samples are fixed."""
-        return not callable(self.samples)
 
     def draw(self, name: str, count: int | None = None) -> Samples:
         """The samples for one evaluation."""

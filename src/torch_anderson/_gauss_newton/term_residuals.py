@@ -1,4 +1,4 @@
-"""The residuals of one term at any weights, and rows of their Jacobian, in blocks of samples.
+"""The residuals of one term at any weights, and rows of their Jacobian, for a block of samples.
 
 They are traced where that can be done (``trace``, ``factors``), and evaluated with ``torch.func`` otherwise.
 """
@@ -14,20 +14,17 @@ from torch import Tensor, nn
 from torch.func import functional_call, jacrev
 
 from .._tensors.evaluate import Unusable
+from .batch import Convex
 from .factors import Factors
-from .misfit import Convex
 from .objective import Objective, at_point
-from .population import Samples
 from .rows import Pair
-from .term import real_view
+from .term import Samples, real_view
 from .trace import trace
 
 SEEN = 4
 """Samples on which traced residuals and rows are compared with those of torch.func."""
 CLOSE = 3e-8
 """Largest difference, relative to the largest number, in float64."""
-MOST_NUMBERS = 10_000_000
-"""Numbers in the rows of a block that is not traced."""
 HISTORY = "Evaluate in model.eval(), or build GaussNewton(..., directions='history')"
 
 
@@ -60,7 +57,7 @@ class OneSample(nn.Module):
 
 
 class TermResiduals:
-    """Residuals (k, p) of one term at k samples, and rows of their Jacobian, in blocks."""
+    """Residuals (k, p) of one term at a block of k samples, and rows of their Jacobian."""
 
     def __init__(self, objective: Objective, name: str, trained: Sequence[str], constant: Sequence[str]):
         self.name = name
@@ -109,6 +106,12 @@ class TermResiduals:
         rows(arguments, eye.unsqueeze(1).expand(-1, count, -1), out.split(sizes, 1))
         return out
 
+    @property
+    def uses(self) -> list[int | None]:
+        """Numbers of outer products in the rows of each parameter; None where rows are not sums of them."""
+        factors = self.factors
+        return [factors.count_uses(i) if factors else None for i in range(self.trained)]
+
     # ------------------------------------------------------------------------------------------------- the plain way
 
     def plain(self, *arguments: Tensor | None) -> Tensor:
@@ -152,47 +155,6 @@ class TermResiduals:
     def _dims(self, arguments: Sequence[Tensor | None]) -> tuple[int | None, ...]:
         count = len(self.keys)
         return (*[None] * count, *(None if x is None else 0 for x in arguments[count:]))
-
-    # -------------------------------------------------------------------------------------------------------- in blocks
-
-    def values(self, fixed: Sequence[Tensor], samples: Samples) -> Tensor:
-        """Residuals (k, p)."""
-        found = []
-        for some, count in self._blocks(samples):
-            if self.traced is None:
-                found.append(self.plain(*fixed, None, *some)[:count])
-            else:
-                found.append(self.traced(*fixed, some[0].new_ones(self.block, dtype=fixed[0].dtype), *some)[:count])
-        return torch.cat(found) if found else fixed[0].new_empty(0, self.size)
-
-    @property
-    def uses(self) -> list[int | None]:
-        """Numbers of outer products in the rows of each parameter; None where rows are not sums of them."""
-        factors = self.factors
-        return [factors.count_uses(i) if factors else None for i in range(self.trained)]
-
-    def rows(self, fixed: Sequence[Tensor], samples: Samples, sums: Tensor, out: Sequence[Tensor | Pair]) -> None:
-        """Write the rows of weighted sums of residuals, by weights (p', k, p), to ``out``: (k p', numbers)."""
-        done, residuals = 0, len(sums)
-        for some, count in self._blocks((*samples, sums.movedim(1, 0)), None if self.factors else self._few(fixed)):
-            parts = [part[done : done + count * residuals] for part in out]
-            one = some[0].new_ones(len(some[0]), dtype=fixed[0].dtype)
-            (self.factors or self.plain_rows)([*fixed, one, *some[:-1]], some[-1].movedim(0, 1), parts)
-            done += count * residuals
-
-    def _few(self, fixed: Sequence[Tensor]) -> int:
-        """Samples whose rows by ``plain_rows`` fit into the memory for them."""
-        numbers = self.size * sum(x.numel() for x in fixed[: self.trained])
-        return max(1, min(self.block, MOST_NUMBERS // numbers))
-
-    def _blocks(self, samples: Samples, most: int | None = None) -> Iterator[tuple[Samples, int]]:
-        """Blocks of constant length, the last of which is filled up with its first sample; or of ``most`` samples."""
-        for start in range(0, len(samples[0]), most or self.block):
-            some = tuple(x[start : start + (most or self.block)] for x in samples)
-            count = len(some[0])
-            if count < self.block and not most:
-                some = tuple(torch.cat([x, x[:1].expand(self.block - count, *x.shape[1:])]) for x in some)
-            yield some, count
 
 
 @contextmanager
