@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from math import isfinite
 from typing import Any
@@ -14,10 +14,11 @@ from .._calls import with_hooks
 from .._driver import Driver
 from .._optimizer import WrappedOptimizer
 from .._options import Options, choice, invalid, process_group_or_none, real
+from .._ranks.placement import is_dtensor
 from .._tensors.checkpoint import STATE, Entries
 from .._tensors.evaluate import Loss, OutputsFn
+from .._tensors.members import Group, members
 from .driver import GaussNewtonDriver
-from .flat import has_rows
 from .objective import Closure, Objective
 from .tangent import TangentDriver
 
@@ -165,3 +166,10 @@ class GaussNewton(WrappedOptimizer):
         if found:
             kinds = {int(kept[STATE][1]) for kept in found.values() if STATE in kept}
             self._choose(tangent=kinds == {TangentDriver.kind})
+
+
+def has_rows(groups: Sequence[Group]) -> bool:
+    """Whether residuals can be differentiated sample by sample: by whole, real parameters on one device."""
+    params = members(groups)
+    whole = not any(map(is_dtensor, params)) and not any(p.is_complex() for p in params)
+    return whole and len({p.device for p in params}) <= 1

@@ -13,6 +13,7 @@ more for their cost than jumps do.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import partial
 from math import sqrt
 from typing import Any
 
@@ -20,22 +21,19 @@ import torch
 from torch import Tensor
 
 from .._calls import BaseStep
-from .._tensors.evaluate import Unusable, agreeing
-from .batch import ROWS, Batch, Plan, Values, plan
+from .._records import JumpRecord
+from .._tensors.blocks import Vector
+from .._tensors.evaluate import Unusable
+from .batch import Batch, Plan, Values
 from .control import fall
-from .flat import moving
 from .jump import Found, Model, Move, fit, measure, search
 from .objective import Closure, Objective
 from .residuals import Residuals
-from .rows import Layout, Rows
+from .rows import Rows
 from .tangent_memory import TangentMemory
 from .tangent_state import DOUBT, FIRST_WAIT, jump_cost
 from .term import Samples
 
-MOST_ROWS = 2.0
-"""Most rows, in multiples of the number of weights ..."""
-MOST_BYTES = 400e6
-"""... and most memory for them."""
 TOO_MUCH = 2.0
 """A stretch of base steps is undone if it multiplied the loss by more than this."""
 RECHECK = 16
@@ -124,46 +122,7 @@ class TangentDriver(TangentMemory):
         self.record(model, move, accepted, made=accepted and not proposes)
         return None if proposes else torch.tensor(model.loss, dtype=self.space.blocks[0].dtype)
 
-    # -------------------------------------------------------------------------------------------- measure: samples
-
-    def prepared(self, objective: Objective, bound: Mapping[str, Samples]) -> Residuals:
-        """The residuals of the objective, checked and traced when they are first used with these parameters."""
-        found, params = self.residuals, moving(self.base.param_groups)
-        if found is None or not found.fits(objective, params):
-            found = self.traced(objective, bound, params)
-            if self.residuals and self.residuals.trained != found.trained:
-                self.stop()
-            self.residuals = found
-        if found.refresh():
-            objective.at = None  # values of retained samples no longer hold
-        return found
-
-    def traced(self, objective: Objective, bound: Mapping[str, Samples], params: list[Tensor]) -> Residuals:
-        """The residuals as functions of these parameters, after a look at what they return."""
-        found = Residuals(objective, params)
-        if not found.n:
-            raise Unusable("constant_outputs", "no parameter of the objective's model is trained")
-        with agreeing(self.space.ranks), torch.enable_grad():
-            counts = self.plan(found, bound, blocks=1)
-            samples = objective.examples(bound, counts.total)
-            found.check(samples, params)
-            found.prepare(found.read(), samples, counts.fitted)
-        if not self.state.jumps:
-            self.state.blocks = self.plan(found, bound, blocks=1).start
-        return found
-
-    def plan(self, residuals: Residuals, bound: Mapping[str, Samples], blocks: int) -> Plan:
-        """Numbers of samples for a jump."""
-        layout, numbers = self.layout(residuals), MOST_BYTES / 8
-        most = min(max(MOST_ROWS * residuals.n, ROWS), numbers / layout.width)
-        if layout.factored:
-            most = min(most, sqrt(numbers))
-        sizes = {name: term.size for name, term in residuals.terms.items()}
-        return plan(residuals.objective.terms, sizes, residuals.n, bound, blocks, most)
-
-    def layout(self, residuals: Residuals) -> Layout:
-        """How rows are stored; several ranks exchange dense ones."""
-        return residuals.layout if self.space.ranks.size == 1 else residuals.layout.as_dense()
+    # ---------------------------------------------------------------------------------------------------- measure
 
     def measured(self, residuals: Residuals, bound: Mapping[str, Samples], counts: Plan) -> Model:
         """Draw samples, see what base steps have gained, and linearize the residuals."""
@@ -300,3 +259,34 @@ class TangentDriver(TangentMemory):
         part = sum(model.batch.fitted.values()) / samples
         forwards = (part + 1 + found.tried) * self.options.forward_cost
         return jump_cost(min(rows, weights), model.rows.layout, rows / samples, forwards)
+
+    def record(self, model: Model, move: Move, accepted: bool, made: bool) -> None:
+        """Count and report a jump."""
+        self.state.k += made
+        rows, cause = len(model.rows), "" if accepted else "loss"
+        norms = sqrt(max(model.fitted, 0.0)), sqrt(max(move.promised, 0.0))
+        length = float(move.jump.norm())
+        self.report(cause, partial(JumpRecord, self.state.k, *norms, rows, rows, length, cause=cause))
+
+    # ------------------------------------------------------------------------------------------------------ weights
+
+    def write(self, weights: Tensor, residuals: Residuals) -> None:
+        """Set the parameters, and keep what their type would round."""
+        self.keep_all(weights, self.weights, residuals)
+        residuals.write(weights)
+
+    def keep_all(self, weights: Tensor, vector: Vector, residuals: Residuals) -> None:
+        """Undo ``flat`` for weights, and add those of all other parameters, which may take part later."""
+        self.space.read(vector)
+        self.keep(weights, vector, residuals)
+
+    def keep(self, flat: Tensor, vector: Vector, residuals: Residuals) -> None:
+        """Undo ``flat``."""
+        parts = self.space.shaped(vector)
+        for p, part in zip(residuals.params, flat.split(residuals.sizes), strict=True):
+            parts[p].copy_(part.view(p.shape))
+
+    def flat(self, vector: Vector, residuals: Residuals) -> Tensor:
+        """The numbers of the residuals' weights, one after the other, each in its own order (not that of memory)."""
+        parts = self.space.shaped(vector)
+        return torch.cat([parts[p].reshape(-1) for p in residuals.params])

@@ -1,8 +1,8 @@
-"""What the tangent driver keeps: vectors, numbers and counts, in and out of checkpoints, and its reports."""
+"""What the tangent driver keeps: traced residuals; vectors, numbers and counts, in and out of checkpoints."""
 
 from __future__ import annotations
 
-from functools import partial
+from collections.abc import Mapping
 from math import sqrt
 from typing import Any
 
@@ -11,15 +11,17 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from .._ranks.placement import is_dtensor
-from .._records import JumpRecord
-from .._tensors.blocks import Space, Vector
+from .._tensors.blocks import Space
 from .._tensors.checkpoint import STATE, Entries, Saved, Shapes, pack, unpack
-from .flat import double_vector, gathered, scatter
-from .jump import Model, Move
+from .._tensors.evaluate import Unusable, agreeing
+from .._tensors.members import members
+from .batch import ROWS, Plan, plan
+from .objective import Objective
 from .reporting import ReportingDriver
 from .residuals import Residuals
-from .rows import Memory
+from .rows import Layout, Memory
 from .tangent_state import TangentState
+from .term import Samples
 
 SHARDED = (
     "Invalid directions: 'tangent' with sharded parameters, of which no rank has whole rows. Allowed: 'history', as in "
@@ -27,8 +29,14 @@ SHARDED = (
 )
 
 
+MOST_ROWS = 2.0
+"""Most rows, in multiples of the number of weights ..."""
+MOST_BYTES = 400e6
+"""... and most memory for them."""
+
+
 class TangentMemory(ReportingDriver):
-    """The last jump, the weights before and after it in float64, and all that is adapted."""
+    """The last jump, the weights before and after it in float64, traced residuals, and all that is adapted."""
 
     kind = 3
 
@@ -38,45 +46,58 @@ class TangentMemory(ReportingDriver):
         self.residuals: Residuals | None = None
         self.build(self.space)
 
-    # ------------------------------------------------------------------------------------------------------ weights
+    def gauges(self) -> dict[str, float]:
+        """What the driver has set itself."""
+        state = self.state
+        return {"length": state.length, "boost": state.boost, "blocks": state.blocks, "wait": state.wait}
 
-    def write(self, weights: Tensor, residuals: Residuals) -> None:
-        """Set the parameters, and keep what their type would round."""
-        self.keep_all(weights, self.weights, residuals)
-        residuals.write(weights)
+    # --------------------------------------------------------------------------------------------------- residuals
 
-    def keep_all(self, weights: Tensor, vector: Vector, residuals: Residuals) -> None:
-        """Undo ``flat`` for weights, and add those of all other parameters, which may take part later."""
-        self.space.read(vector)
-        self.keep(weights, vector, residuals)
+    def prepared(self, objective: Objective, bound: Mapping[str, Samples]) -> Residuals:
+        """The residuals of the objective, checked and traced when they are first used with these parameters."""
+        # The parameters that a jump may change: those that take part, except groups with learning rate 0.
+        params = members([group for group in self.base.param_groups if group.get("lr") != 0])
+        found = self.residuals
+        if found is None or not found.fits(objective, params):
+            found = self.traced(objective, bound, params)
+            if self.residuals and self.residuals.trained != found.trained:
+                self.stop()
+            self.residuals = found
+        if found.refresh():
+            objective.at = None  # values of retained samples no longer hold
+        return found
 
-    def keep(self, flat: Tensor, vector: Vector, residuals: Residuals) -> None:
-        """Undo ``flat``."""
-        scatter(self.space, flat, vector, residuals.params)
+    def traced(self, objective: Objective, bound: Mapping[str, Samples], params: list[Tensor]) -> Residuals:
+        """The residuals as functions of these parameters, after a look at what they return."""
+        found = Residuals(objective, params)
+        if not found.n:
+            raise Unusable("constant_outputs", "no parameter of the objective's model is trained")
+        with agreeing(self.space.ranks), torch.enable_grad():
+            counts = self.plan(found, bound, blocks=1)
+            samples = objective.examples(bound, counts.total)
+            found.check(samples, params)
+            found.prepare(found.read(), samples, counts.fitted)
+        if not self.state.jumps:
+            self.state.blocks = self.plan(found, bound, blocks=1).start
+        return found
 
-    def flat(self, vector: Vector, residuals: Residuals) -> Tensor:
-        """A vector in the order of the residuals' weights."""
-        return gathered(self.space, vector, residuals.params)
+    def plan(self, residuals: Residuals, bound: Mapping[str, Samples], blocks: int) -> Plan:
+        """Numbers of samples for a jump."""
+        layout, numbers = self.layout(residuals), MOST_BYTES / 8
+        sizes = {name: term.size for name, term in residuals.terms.items()}
+        most = min(max(MOST_ROWS * residuals.n, ROWS), numbers / layout.width)
+        if layout.factored:
+            most = min(most, sqrt(numbers))
+        return plan(residuals.objective.terms, sizes, residuals.n, bound, blocks, most)
+
+    def layout(self, residuals: Residuals) -> Layout:
+        """How rows are stored; several ranks exchange dense ones."""
+        return residuals.layout if self.space.ranks.size == 1 else residuals.layout.as_dense()
 
     def stop(self) -> None:
         """Forget the last jump."""
         for part in self.momentum:
             part.zero_()
-
-    # ---------------------------------------------------------------------------------------------- reporting
-
-    def record(self, model: Model, move: Move, accepted: bool, made: bool) -> None:
-        """Count and report a jump."""
-        self.state.k += made
-        rows, cause = len(model.rows), "" if accepted else "loss"
-        norms = sqrt(max(model.fitted, 0.0)), sqrt(max(move.promised, 0.0))
-        length = float(move.jump.norm())
-        self.report(cause, partial(JumpRecord, self.state.k, *norms, rows, rows, length, cause=cause))
-
-    def gauges(self) -> dict[str, float]:
-        """What the driver has set itself."""
-        state = self.state
-        return {"length": state.length, "boost": state.boost, "blocks": state.blocks, "wait": state.wait}
 
     # ---------------------------------------------------------------------------------------------- in and out
 
@@ -95,7 +116,7 @@ class TangentMemory(ReportingDriver):
         """Make room for the last jump, and for the weights before and after it."""
         if any(map(is_dtensor, space.params)):
             raise ValueError(SHARDED)
-        self.momentum, self.other, self.weights = (double_vector(space) for _ in range(3))
+        self.momentum, self.other, self.weights = (space.vector(torch.float64) for _ in range(3))
         self.memory = Memory()
         self.residuals = None
 

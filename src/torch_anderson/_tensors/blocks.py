@@ -54,19 +54,15 @@ class Block:
             self.span = (self.n * first.copy // first.copies, self.n * (first.copy + 1) // first.copies)
             self.span_weight = 1.0
 
-    def vector(self) -> Tensor:
+    def vector(self, dtype: torch.dtype | None = None) -> Tensor:
         """A new vector of zeros, whose pieces are known."""
-        vector = self.rows(1)[0]
+        vector = torch.zeros(self.n, device=self.device, dtype=dtype or self.dtype)
         self.remember(vector)
         return vector
 
     def remember(self, vector: Tensor) -> None:
         """Make the pieces of a vector known: it is read or written again and again."""
         self._pieces[id(vector)] = vector, vector.split(self.sizes)
-
-    def rows(self, count: int) -> Tensor:
-        """A new matrix of zeros with ``count`` rows."""
-        return torch.zeros(count, self.n, device=self.device, dtype=self.dtype)
 
     def refresh(self) -> None:
         """Follow parameters whose memory was swapped (``p.data = ...``)."""
@@ -92,7 +88,7 @@ class Block:
     def read_gradients(self, vector: Tensor) -> None:
         """Copy the gradients to a vector; a parameter without one counts as 0."""
         found = [None if p.grad is None else self._local_gradient(i, p.grad) for i, p in enumerate(self.params)]
-        shaped = self._shaped(vector)
+        shaped = self.shaped(vector)
         if missing := [piece for piece, gradient in zip(shaped, found, strict=True) if gradient is None]:
             torch._foreach_zero_(missing)
         targets = [piece for piece, gradient in zip(shaped, found, strict=True) if gradient is not None]
@@ -104,7 +100,7 @@ class Block:
             gradient = self.placements[i].local(gradient)
         return torch.view_as_real(gradient.resolve_conj()) if gradient.is_complex() else gradient
 
-    def _shaped(self, vector: Tensor) -> list[Tensor]:
+    def shaped(self, vector: Tensor) -> list[Tensor]:
         """The vector as one tensor for each parameter, in the parameter's shape; complex numbers as pairs."""
         known = self._shapes.get(id(vector))
         if known is None:
@@ -203,13 +199,18 @@ class Space:
         self.refresh()
         return None
 
-    def vector(self) -> Vector:
-        """A new vector of zeros."""
-        return [block.vector() for block in self.blocks]
+    def vector(self, dtype: torch.dtype | None = None) -> Vector:
+        """A new vector of zeros, in the type of the parameters or another one."""
+        return [block.vector(dtype) for block in self.blocks]
 
     def rows(self, count: int) -> list[Tensor]:
         """New matrices of zeros with ``count`` rows, one for each block."""
-        return [block.rows(count) for block in self.blocks]
+        return [torch.zeros(count, block.n, device=block.device, dtype=block.dtype) for block in self.blocks]
+
+    def shaped(self, vector: Vector) -> dict[Tensor, Tensor]:
+        """Parts of a vector in the shapes of the parameters, by parameter; complex numbers as pairs."""
+        pairs = zip(self.blocks, vector, strict=True)
+        return {p: x for block, part in pairs for p, x in zip(block.params, block.shaped(part), strict=True)}
 
     def refresh(self) -> None:
         """Follow parameters whose memory was swapped."""
