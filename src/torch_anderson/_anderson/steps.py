@@ -118,7 +118,7 @@ class StepDriver(StepMemory):
             self.space.write(candidate)
             return ""
         params = all_parameters(self.base.param_groups)
-        plain = [block.present() for block in self.space.blocks]  # going back takes no message
+        plain = [[view.clone() for view in block.held()] for block in self.space.blocks]  # going back takes no message
         cause = "loss"
         before = evaluate(loss_fn, params)
         self.space.refresh()  # a forward pass may swap memory
@@ -131,7 +131,7 @@ class StepDriver(StepMemory):
             if cause:
                 self.space.refresh()
                 for block, values in zip(self.space.blocks, plain, strict=True):
-                    block.put_back(values)
+                    torch._foreach_copy_(block.held(), values)
         self.stats.counts["extra_evaluations"] += 2
         return cause
 

@@ -8,7 +8,7 @@ generalised Gauss-Newton method. For squares, r = z and L = 1.
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from math import ceil, sqrt
 
 import torch
@@ -153,10 +153,11 @@ class Batch:
     misfits: dict[str, Squares | Convex]
     given: Collection[str] = ()
     """Terms whose samples are for one step only."""
+    first: dict[str, Samples] = field(init=False)
+    """The samples that are fitted."""
 
-    def first(self) -> dict[str, Samples]:
-        """The samples that are fitted."""
-        return {name: tuple(x[: self.fitted[name]] for x in samples) for name, samples in self.samples.items()}
+    def __post_init__(self) -> None:
+        self.first = {name: tuple(x[: self.fitted[name]] for x in samples) for name, samples in self.samples.items()}
 
     def seen(self, values: Values) -> Values:
         """The outputs of fitted samples."""
@@ -202,6 +203,7 @@ class Batch:
         return torch.cat(right), weights
 
 
-def weighted(weights: Values, outputs: Values) -> Tensor:
-    """Weighted sums of outputs, as one vector in the order of the rows."""
-    return torch.cat([torch.einsum("jkp,kp->kj", weights[name], outputs[name]).reshape(-1) for name in weights])
+def weighted_change(weights: Values, before: Values, after: Values) -> Tensor:
+    """Weighted sums of the change of outputs, as one vector in the order of the rows."""
+    found = [torch.einsum("jkp,kp->kj", weights[name], after[name] - before[name]) for name in weights]
+    return torch.cat([x.reshape(-1) for x in found])

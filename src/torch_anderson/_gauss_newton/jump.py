@@ -15,7 +15,7 @@ from torch import Tensor
 
 from .._ranks.ranks import Ranks
 from .._tensors.evaluate import Unusable, agreeing
-from .batch import Batch, Values, weighted
+from .batch import Batch, Values, weighted_change
 from .residuals import Residuals
 from .rows import Memory, Normal, Rows
 from .term import Samples
@@ -45,6 +45,8 @@ class Model:
     weights: Tensor
     values: Values
     """Outputs of all samples."""
+    seen: Values
+    """Those of fitted samples."""
     rows: Rows
     """J: rows of the fitted samples."""
     right: Tensor
@@ -74,13 +76,8 @@ class Move:
 
     jump: Tensor
     bend: Tensor
-    damping: float
     promised: float
     """The loss of fitted samples that the linear model promises at length 1."""
-
-    def end(self, weights: Tensor, length: float) -> Tensor:
-        """The weights at one length."""
-        return weights - length * self.jump - length**2 / 2 * self.bend
 
 
 def measure(
@@ -89,13 +86,14 @@ def measure(
     """Evaluate outputs where they are not known, and rows of fitted samples."""
     with agreeing(ranks):
         values = _completed(residuals, batch, weights, known)
-        right, sums = batch.expand(batch.seen(values))
+        seen = batch.seen(values)
+        right, sums = batch.expand(seen)
         if not all(x.isfinite().all() for x in (right, *values.values())):
             raise Unusable("nonfinite_outputs", "residuals are not finite")
-        residuals.rows(weights, batch.first(), sums, rows)
+        residuals.rows(weights, batch.first, sums, rows)
         losses = batch.losses(values)
     found = ranks.mean(torch.cat([losses, (right @ right).double().cpu()[None]])).tolist()
-    return Model(residuals, batch, ranks, weights, values, rows, right, sums, *found)
+    return Model(residuals, batch, ranks, weights, values, seen, rows, right, sums, *found)
 
 
 def _completed(residuals: Residuals, batch: Batch, weights: Tensor, known: dict[str, Tensor | None]) -> Values:
@@ -117,16 +115,15 @@ def fit(model: Model, before: Tensor, damping: float, length: float, memory: Mem
     jump = MOMENTUM * before + normal.solve(model.right - MOMENTUM * (model.rows @ before))
     slope = model.rows @ jump
     h = PROBE * length
-    there = model.at(model.weights - h * jump, model.batch.first())
-    seen = model.batch.seen(model.values)
-    change = weighted(model.sums, {name: there[name] - seen[name] for name in seen})
+    there = model.at(model.weights - h * jump, model.batch.first)
+    change = weighted_change(model.sums, model.seen, there)
     bend = normal.solve(2 / h**2 * (change + h * slope))
     size, most = float(bend.norm()) * length / 2, MOST_BEND * float(jump.norm())
     if not size <= most:
         bend = bend * (most / size) if size < torch.inf else torch.zeros_like(bend)
     left = model.right - slope
     promised = model.fitted - model.square + float(model.ranks.mean(left @ left))
-    return Move(jump, bend, normal.damping, promised)
+    return Move(jump, bend, promised)
 
 
 # ------------------------------------------------------------------------------------------------------ how far
@@ -137,6 +134,7 @@ class Trial:
     """Outputs at one length, and their loss."""
 
     length: float
+    weights: Tensor
     loss: float
     values: Values = field(repr=False)
 
@@ -162,9 +160,10 @@ class Path:
     def at(self, length: float) -> Trial:
         """Evaluate the outputs at one length."""
         model = self.model
-        values = model.at(self.move.end(model.weights, length), model.batch.samples)
+        weights = model.weights - length * self.move.jump - length**2 / 2 * self.move.bend
+        values = model.at(weights, model.batch.samples)
         loss = float(model.ranks.mean(model.batch.losses(values)[:1]))
-        self.tried.append(Trial(length, inf if isnan(loss) else loss, values))
+        self.tried.append(Trial(length, weights, inf if isnan(loss) else loss, values))
         return self.tried[-1]
 
     @property

@@ -107,7 +107,7 @@ class TangentDriver(TangentMemory):
         state, residuals = self.state, self.prepared(objective, bound)
         counts = self.plan(residuals, bound, state.whole_blocks)
         model = self.measured(residuals, bound, counts)
-        before = self.flat(self.momentum, residuals)
+        before = self.space.gather(self.momentum, residuals.params)
         move = fit(model, before, state.damping(model.square, all_fitted=not model.unseen), state.length, self.memory)
         found = search(model, move, state.length, state.longer)
         accepted = found.best.loss < model.loss
@@ -158,7 +158,7 @@ class TangentDriver(TangentMemory):
 
     def place(self, residuals: Residuals) -> Tensor:
         """The weights in float64: those of the last jump, unless other code has written to the parameters."""
-        now, last = residuals.read(), self.flat(self.weights, residuals)
+        last, now = self.space.gather(self.weights, residuals.params), residuals.read()
         if self.state.jumps and torch.equal(now, residuals.rounded(last)):
             return last
         if not self.state.since:
@@ -170,7 +170,7 @@ class TangentDriver(TangentMemory):
 
         Samples of a single step are too few to justify undoing base steps.
         """
-        state, last = self.state, self.flat(self.weights, residuals)
+        state, last = self.state, self.space.gather(self.weights, residuals.params)
         before, after, _ = self.compared(residuals, batch, last, now)
         most = before if state.compares else TOO_MUCH * before
         state.book_base(fall(before, after) if after < torch.inf else -1.0, noisy)
@@ -194,7 +194,8 @@ class TangentDriver(TangentMemory):
         """
         residuals, state = self.prepared(objective, bound), self.state
         batch = self.batch(residuals, objective.examples(bound, self.plan(residuals, bound, 1).total), bound)
-        here, last, other = self.place(residuals), *(self.flat(x, residuals) for x in (self.weights, self.other))
+        here = self.place(residuals)
+        last, other = (self.space.gather(x, residuals.params) for x in (self.weights, self.other))
         there = other if torch.equal(here, last) else here + (other - last)
         before, after, error = self.compared(residuals, batch, *((there, here) if state.trusted else (here, there)))
         gain = fall(before, after + DOUBT * error) if after < torch.inf else -1.0
@@ -210,18 +211,16 @@ class TangentDriver(TangentMemory):
 
     def go(self, model: Model, move: Move, found: Found) -> None:
         """Write the best weights."""
-        weights, residuals = move.end(model.weights, found.best.length), model.residuals
-        self.keep_all(model.weights, self.other, residuals)
-        self.keep(move.jump, self.momentum, residuals)
-        self.write(weights, residuals)
-        self.retain(model, found.best.values, weights)
+        self.keep(model.weights, self.other, model.residuals)
+        self.space.scatter(move.jump, self.momentum, model.residuals.params)
+        self.write(found.best.weights, model.residuals)
+        self.retain(model, found.best.values, found.best.weights)
 
     def propose(self, model: Model, move: Move, found: Found) -> None:
         """Remember the best weights; the base goes on from the present ones."""
-        residuals = model.residuals
-        self.keep_all(move.end(model.weights, found.best.length), self.other, residuals)
-        self.keep_all(model.weights, self.weights, residuals)
-        self.keep(move.jump, self.momentum, residuals)
+        self.keep(found.best.weights, self.other, model.residuals)
+        self.keep(model.weights, self.weights, model.residuals)
+        self.space.scatter(move.jump, self.momentum, model.residuals.params)
 
     def stay(self, model: Model) -> None:
         """Write the weights that the jump began at, which may be those before the last base steps."""
@@ -238,13 +237,13 @@ class TangentDriver(TangentMemory):
     def adapt(self, model: Model, found: Found, accepted: bool, counts: Plan) -> None:
         """Adapt length, damping and rows to what happened, and decide who makes the next steps."""
         state, values = self.state, found.best.values if accepted else model.values
+        state.cost = self.cost(model, found)
         _, seen, others = self.space.ranks.mean(model.batch.losses(values)).tolist()
         fitted, unseen = fall(model.fitted, seen), fall(model.unseen, others)
         state.jumps += 1
         state.accept(found) if accepted else state.refuse()
         if model.unseen:
             state.adapt_rows(fitted, unseen, counts.most)
-        state.cost = self.cost(model, found)
         if counts.noisy:
             state.await_samples(accepted)
         else:
@@ -263,7 +262,7 @@ class TangentDriver(TangentMemory):
     def record(self, model: Model, move: Move, accepted: bool, made: bool) -> None:
         """Count and report a jump."""
         self.state.k += made
-        rows, cause = len(model.rows), "" if accepted else "loss"
+        rows, cause = model.rows.shape[0], "" if accepted else "loss"
         norms = sqrt(max(model.fitted, 0.0)), sqrt(max(move.promised, 0.0))
         length = float(move.jump.norm())
         self.report(cause, partial(JumpRecord, self.state.k, *norms, rows, rows, length, cause=cause))
@@ -272,21 +271,11 @@ class TangentDriver(TangentMemory):
 
     def write(self, weights: Tensor, residuals: Residuals) -> None:
         """Set the parameters, and keep what their type would round."""
-        self.keep_all(weights, self.weights, residuals)
+        self.keep(weights, self.weights, residuals)
         residuals.write(weights)
 
-    def keep_all(self, weights: Tensor, vector: Vector, residuals: Residuals) -> None:
-        """Undo ``flat`` for weights, and add those of all other parameters, which may take part later."""
-        self.space.read(vector)
-        self.keep(weights, vector, residuals)
-
-    def keep(self, flat: Tensor, vector: Vector, residuals: Residuals) -> None:
-        """Undo ``flat``."""
-        parts = self.space.shaped(vector)
-        for p, part in zip(residuals.params, flat.split(residuals.sizes), strict=True):
-            parts[p].copy_(part.view(p.shape))
-
-    def flat(self, vector: Vector, residuals: Residuals) -> Tensor:
-        """The numbers of the residuals' weights, one after the other, each in its own order (not that of memory)."""
-        parts = self.space.shaped(vector)
-        return torch.cat([parts[p].reshape(-1) for p in residuals.params])
+    def keep(self, weights: Tensor, vector: Vector, residuals: Residuals) -> None:
+        """Store weights in a vector, with those of all other parameters, which may take part later."""
+        if len(residuals.params) < len(self.space.params):
+            self.space.read(vector)
+        self.space.scatter(weights, vector, residuals.params)

@@ -131,7 +131,7 @@ class Block:
     def note_gradients(self) -> None:
         """Remember which parameters have no gradient before a base step, which may set others to None."""
         self._without_gradient = [i for i, p in enumerate(self.params) if p.grad is None]
-        self._had_gradients = _any_gradient(self._company)
+        self._had_gradients = any(p.grad is not None for p in self._company)
         if self._unseen:
             refuse_sparse(self._unseen)
             self._unseen = [p for p in self._unseen if p.grad is None]
@@ -139,7 +139,7 @@ class Block:
     def _written(self) -> list[bool]:
         """Parameters that train and have a gradient; if none of the base's has after its step, which may set them to
         None, those that had one before; all if none had, as with a base that consumes gradients inside its closure."""
-        if _any_gradient(self._company):
+        if any(p.grad is not None for p in self._company):
             return [p.requires_grad and p.grad is not None for p in self.params]
         left = set(self._without_gradient) if self._had_gradients else ()
         return [p.requires_grad and i not in left for i, p in enumerate(self.params)]
@@ -154,15 +154,8 @@ class Block:
         known = self._pieces.get(id(vector))
         return known[1] if known else vector.split(self.sizes)
 
-    def present(self) -> list[Tensor]:
-        """A copy of all that this rank holds of the parameters, which may be more than it keeps a history of."""
-        return [view.clone() for view in self._held()]
-
-    def put_back(self, values: list[Tensor]) -> None:
-        """Set the parameters to such a copy."""
-        torch._foreach_copy_(self._held(), values)
-
-    def _held(self) -> list[Tensor]:
+    def held(self) -> list[Tensor]:
+        """All that this rank holds of the parameters, which may be more than it keeps a history of, as flat views."""
         return [flat_view(p) for p in self.params] if isinstance(self.placements[0], Sliced) else self.views
 
 
@@ -207,8 +200,18 @@ class Space:
         """New matrices of zeros with ``count`` rows, one for each block."""
         return [torch.zeros(count, block.n, device=block.device, dtype=block.dtype) for block in self.blocks]
 
-    def shaped(self, vector: Vector) -> dict[Tensor, Tensor]:
-        """Parts of a vector in the shapes of the parameters, by parameter; complex numbers as pairs."""
+    def gather(self, vector: Vector, params: Sequence[Tensor]) -> Tensor:
+        """The numbers of these parameters in a vector, one after the other, each in its own order (not in memory's)."""
+        parts = self._shaped(vector)
+        return torch.cat([parts[p].reshape(-1) for p in params])
+
+    def scatter(self, flat: Tensor, vector: Vector, params: Sequence[Tensor]) -> None:
+        """Undo ``gather``."""
+        parts = self._shaped(vector)
+        for p, part in zip(params, flat.split([p.numel() for p in params]), strict=True):
+            parts[p].copy_(part.view(p.shape))
+
+    def _shaped(self, vector: Vector) -> dict[Tensor, Tensor]:
         pairs = zip(self.blocks, vector, strict=True)
         return {p: x for block, part in pairs for p, x in zip(block.params, block.shaped(part), strict=True)}
 
@@ -273,10 +276,6 @@ class Space:
 def pointers(params: Sequence[Any]) -> list[int]:
     """Memory addresses of the parameters; of a DTensor, its local shard."""
     return [getattr(p, "_local_tensor", p).data_ptr() for p in params]
-
-
-def _any_gradient(params: Sequence[Tensor]) -> bool:
-    return any(p.grad is not None for p in params)
 
 
 def _look(groups: Sequence[Group]) -> list[Any]:
