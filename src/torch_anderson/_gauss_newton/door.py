@@ -157,9 +157,9 @@ class GaussNewton(WrappedOptimizer):
         driver: Any = self._driver
         if driver.options.directions != "auto" or driver.state.k or driver.stats.counts["attempted"]:
             return
-        wanted = TangentDriver if tangent and has_rows(self.param_groups) else GaussNewtonDriver
+        wanted = TangentDriver if tangent and has_rows(driver.base.param_groups) else GaussNewtonDriver
         if not isinstance(driver, wanted):
-            self._driver = wanted(self.base, self.options)
+            self._driver = wanted(driver.base, driver.options)
             self._driver.hooks, self._driver.ahead = driver.hooks, driver.ahead
 
     def _suit(self, found: dict[Tensor, Entries]) -> None:

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from .term import ADVICE, Samples, Term, checked_samples
+from .term import ADVICE, Samples, Term, at_point, checked_samples
 
 
 class Objective:
@@ -200,7 +200,7 @@ class Closure:
         objective, term = self.objective, self.objective.terms[name]
 
         def residual(*sample: Tensor) -> tuple[Tensor, ...]:
-            return term.outputs(name, objective.u, sample)
+            return term.outputs(name, objective.model, sample)
 
         try:
             return torch.vmap(residual, randomness="different")(*self.draw()[name])  # type: ignore[no-any-return]
@@ -253,12 +253,6 @@ def shuffled(samples: Samples, values: Tensor | None) -> tuple[Samples, Tensor |
     """Samples, and their residuals, in random order."""
     order = torch.randperm(len(samples[0])).to(samples[0].device)
     return tuple(x[order] for x in samples), None if values is None else values[order]
-
-
-def at_point(model: nn.Module, *point: Tensor) -> Tensor:
-    """The model at one point: called with a batch of one; a single output is a scalar."""
-    found = model(*(x.unsqueeze(0) for x in point)).squeeze(0)
-    return found.reshape(()) if found.numel() == 1 else found
 
 
 def _check_first(name: str, found: tuple[Tensor, ...], model: nn.Module) -> None:

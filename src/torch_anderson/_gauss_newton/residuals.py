@@ -37,13 +37,13 @@ class Residuals:
     """All residuals of an objective at any weights; ``n`` of them are trained, in the order of the model's."""
 
     def __init__(self, objective: Objective, params: Sequence[Tensor]):
-        trained = self.trained = {id(p) for p in params}
-        found = dict(objective.module.named_parameters())
+        trained, module = {id(p) for p in params}, objective.module
+        found = dict(module.named_parameters())
         names = [name for name, p in found.items() if id(p) in trained]
-        self.objective = objective
+        self.objective, self.trained = objective, trained
         self.params = [found[name] for name in names]
         self.constants: dict[str, Tensor] = {name: p for name, p in found.items() if id(p) not in trained}
-        self.constants.update(objective.module.named_buffers())
+        self.constants.update(module.named_buffers())
         self.sizes = [p.numel() for p in self.params]
         self.n = sum(self.sizes)
         self.terms = {name: TermResiduals(objective, name, names, list(self.constants)) for name in objective.terms}

@@ -116,7 +116,8 @@ class TangentMemory(ReportingDriver):
         """Make room for the last jump, and for the weights before and after it."""
         if any(map(is_dtensor, space.params)):
             raise ValueError(SHARDED)
-        self.momentum, self.other, self.weights = (space.vector(torch.float64) for _ in range(3))
+        self.momentum, self.other = space.vector(torch.float64), space.vector(torch.float64)
+        self.weights = space.vector(torch.float64)
         self.memory = Memory()
         self.residuals = None
 

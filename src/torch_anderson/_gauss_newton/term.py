@@ -8,7 +8,7 @@ from math import isfinite
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from .._options import integer, invalid, real
 
@@ -77,19 +77,38 @@ class Term:
         wanted: int = count or self.count  # type: ignore[assignment]
         return checked_samples(f"what the sampler of {name!r} returned", self.samples(wanted), wanted)
 
-    def outputs(self, name: str, u: Callable[..., Tensor], sample: Samples) -> tuple[Tensor, ...]:
-        """What the function returns at one sample: residuals, or what the loss depends on."""
+    def outputs(self, name: str, model: nn.Module, sample: Samples, one: Tensor | None = None) -> tuple[Tensor, ...]:
+        """What the function returns at one sample: residuals, or what the loss depends on.
+
+        ``one`` makes all inputs of the model depend on the sample.
+        """
+
+        def u(*point: Tensor) -> Tensor:
+            if one is not None:
+                point = tuple(x * one if x.is_floating_point() else x for x in point)
+            return at_point(model, *point)
+
         found = tensors(name, self.function(u, *sample))
         smooth = found if self.loss is None else found[:1]
         if not all(x.is_floating_point() or x.is_complex() for x in smooth):
             raise TypeError(f"The function of {name!r} returned integers. Return residuals in floating point.")
         return found
 
+    def vector(self, outputs: tuple[Tensor, ...]) -> Tensor:
+        """The outputs at one sample that the loss depends on, as one vector."""
+        return torch.cat([real_view(x).reshape(-1) for x in (outputs if self.loss is None else outputs[:1])])
+
     def each(self, outputs: tuple[Tensor, ...]) -> Tensor:
         """The loss of each sample, from the outputs of all."""
         if self.loss is not None:
             return torch.vmap(self.loss)(*outputs)
         return torch.stack([real_view(x).square().reshape(len(x), -1).sum(1) for x in outputs]).sum(0)
+
+
+def at_point(model: nn.Module, *point: Tensor) -> Tensor:
+    """The model at one point: called with a batch of one; a single output is a scalar."""
+    found = model(*(x.unsqueeze(0) for x in point)).squeeze(0)
+    return found.reshape(()) if found.numel() == 1 else found
 
 
 def checked_samples(what: str, found: Any, count: int | None = None) -> Samples:

@@ -16,9 +16,9 @@ from torch.func import functional_call, jacrev
 from .._tensors.evaluate import Unusable
 from .batch import Convex
 from .factors import Factors
-from .objective import Objective, at_point
+from .objective import Objective
 from .rows import Pair
-from .term import Samples, real_view
+from .term import Samples
 from .trace import trace
 
 SEEN = 4
@@ -44,16 +44,8 @@ class OneSample(nn.Module):
 
     def forward(self, one: Tensor | None, *sample: Tensor) -> Any:
         """The outputs that the loss depends on, as one vector. ``one`` makes all inputs depend on the sample."""
-
-        def u(*point: Tensor) -> Tensor:
-            if one is not None:
-                point = tuple(x * one if x.is_floating_point() else x for x in point)
-            return at_point(self.model, *point)
-
-        found = self.term.outputs(self.name, u, sample)
-        if self.whole:
-            return found
-        return torch.cat([real_view(x).reshape(-1) for x in (found if self.term.loss is None else found[:1])])
+        found = self.term.outputs(self.name, self.model, sample, one)
+        return found if self.whole else self.term.vector(found)
 
 
 class TermResiduals:

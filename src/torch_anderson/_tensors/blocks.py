@@ -29,7 +29,7 @@ class Block:
         self.placements = list(placements)
         self.device = params[0].device
         self.dtype = working_dtype(params[0].dtype)
-        self.views = self._flat_views()
+        self.views = [flat_view(part) for part in self._locals()]
         self._pointers = pointers(params)
         self.sizes = [view.numel() for view in self.views]
         self.offsets = [0, *accumulate(self.sizes)]
@@ -68,15 +68,16 @@ class Block:
         """Follow parameters whose memory was swapped (``p.data = ...``)."""
         now = pointers(self.params)
         if now != self._pointers:
-            self._pointers, self.views = now, self._flat_views()
+            self._pointers, self.views = now, [flat_view(part) for part in self._locals()]
             self._shapes.clear()
 
     def moved_away(self) -> bool:
         """Whether a parameter has other memory than when last looked at."""
         return pointers(self.params) != self._pointers
 
-    def _flat_views(self) -> list[Tensor]:
-        return [flat_view(place.local(p)) for place, p in zip(self.placements, self.params, strict=True)]
+    def _locals(self) -> list[Tensor]:
+        """This rank's parts of the parameters."""
+        return [place.local(p) for place, p in zip(self.placements, self.params, strict=True)]
 
     def read(self, vector: Tensor) -> None:
         """Copy the parameters to a vector."""
@@ -104,8 +105,8 @@ class Block:
         """The vector as one tensor for each parameter, in the parameter's shape; complex numbers as pairs."""
         known = self._shapes.get(id(vector))
         if known is None:
-            locals_ = [place.local(p) for place, p in zip(self.placements, self.params, strict=True)]
-            known = [shaped_like(piece, local) for piece, local in zip(self.pieces(vector), locals_, strict=True)]
+            pairs = zip(self.pieces(vector), self._locals(), strict=True)
+            known = [shaped_like(piece, local) for piece, local in pairs]
             if id(vector) in self._pieces:  # which keeps the vector, and so its identity
                 self._shapes[id(vector)] = known
         return known
@@ -167,7 +168,7 @@ class Space:
         self.shard = shard
         self.params = members(groups)
         self._seen = _look(groups)
-        self.layout = _layout(groups, self.ranks.size)
+        self.layout = _layout(self.params, self.ranks.size)
         alike: dict[Any, list[tuple[Tensor, Placement]]] = {}
         for param in self.params:
             place = placement_of(param, self.ranks, shard)
@@ -186,7 +187,7 @@ class Space:
         if self._seen == (seen := _look(groups)):
             return None
         self._seen = seen
-        if self.layout != _layout(groups, world_size(self.ranks.group)):
+        if self.layout != _layout(members(groups), world_size(self.ranks.group)):
             return Space(groups, self.ranks.group, self.shard)
         self._company[:] = [p for each in groups for p in each["params"]]
         self.refresh()
@@ -292,7 +293,6 @@ def _look(groups: Sequence[Group]) -> list[Any]:
     ]
 
 
-def _layout(groups: Sequence[Group], ranks: int) -> tuple[Any, ...]:
+def _layout(params: Sequence[Tensor], ranks: int) -> tuple[Any, ...]:
     """What the blocks depend on: ranks, members, and their places."""
-    params = members(groups)
     return ranks, [id(p) for p in params], [(p.device, p.dtype) for p in params]

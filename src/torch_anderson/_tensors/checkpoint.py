@@ -113,8 +113,10 @@ def entries(space: Space, saved: Saved, only: Tensor | None = None) -> dict[Tens
 
 def adopt(space: Space, vectors: Vectors, found: dict[Tensor, Entries]) -> bool:
     """Copy entries into the vectors; False, with nothing copied, unless they are those of exactly these parameters."""
+    if not found:
+        return False
     pieces = list(_pieces(space, vectors))
-    if {piece.param for piece in pieces} != set(found) or not pieces:
+    if {piece.param for piece in pieces} != set(found):
         return False
     if not all(name in found[piece.param] for piece in pieces for name in vectors):
         return False
