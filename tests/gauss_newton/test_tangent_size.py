@@ -47,7 +47,7 @@ def driven(model):
 def master(run):
     """The weights that the optimizer keeps in float64, in the order of the parameters."""
     driver = run[1]._driver
-    return driver.flat(driver.weights, driver.residuals)
+    return driver.space.gather(driver.weights, driver.residuals.params)
 
 
 def only_jumps(*runs):

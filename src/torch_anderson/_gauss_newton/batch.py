@@ -38,6 +38,8 @@ class Plan:
 
     fitted: dict[str, int]
     total: dict[str, int]
+    rows: int
+    """Residuals of the fitted samples."""
     start: float
     """Blocks of the first jump ..."""
     most: float
@@ -72,7 +74,8 @@ def plan(
         total[name] = max(there[name], (blocks + max(UNSEEN, blocks // 2)) * block) if drawn else there[name]
     most = max(1.0, most_rows / rows / first) if growing else ceil(1 / first)
     at_once = all(term.fixed for term in terms.values()) and not given and rows * weights <= AT_ONCE
-    return Plan(fitted, total, most if at_once else 1.0, most, bool(given))
+    count = sum(sizes[name] * fitted[name] for name in terms)
+    return Plan(fitted, total, count, most if at_once else 1.0, most, bool(given))
 
 
 def _available(term: Term, given: Samples | None) -> int:

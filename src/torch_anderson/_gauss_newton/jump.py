@@ -131,11 +131,13 @@ def fit(model: Model, before: Tensor, damping: float, length: float, memory: Mem
 
 @dataclass
 class Trial:
-    """Outputs at one length, and their loss."""
+    """Outputs at one length, and their loss: over all samples, fitted ones and the others, as in ``Model``."""
 
     length: float
     weights: Tensor
     loss: float
+    fitted: float
+    unseen: float
     values: Values = field(repr=False)
 
 
@@ -162,8 +164,8 @@ class Path:
         model = self.model
         weights = model.weights - length * self.move.jump - length**2 / 2 * self.move.bend
         values = model.at(weights, model.batch.samples)
-        loss = float(model.ranks.mean(model.batch.losses(values)[:1]))
-        self.tried.append(Trial(length, weights, inf if isnan(loss) else loss, values))
+        loss, fitted, unseen = model.ranks.mean(model.batch.losses(values)).tolist()
+        self.tried.append(Trial(length, weights, inf if isnan(loss) else loss, fitted, unseen, values))
         return self.tried[-1]
 
     @property

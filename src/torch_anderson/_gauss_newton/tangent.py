@@ -57,11 +57,11 @@ class TangentDriver(TangentMemory):
             if self.due:
                 self.accelerate(closure, bound)
             return loss
-        if self.state.pending and closure.bound:
-            self.settle(closure.objective, closure.bound)
-        if not self.due or self.early(closure):
-            return self.plain(base_step)[0]
         bound = closure.bound  # what the base's own evaluation draws is not for the jump
+        if self.state.pending and bound:
+            self.settle(closure.objective, bound)
+        if not self.due or self.early(bound):
+            return self.plain(base_step)[0]
         proposes = bool(bound) and not self.state.trusted
         loss = self.plain(base_step)[0] if self.state.compares and not proposes else None
         self.ahead = None
@@ -75,9 +75,9 @@ class TangentDriver(TangentMemory):
         """Whether the next step is a jump."""
         return self.state.since >= self.state.wait
 
-    def early(self, closure: Closure) -> bool:
+    def early(self, bound: Mapping[str, Samples]) -> bool:
         """Whether to wait with the first jump, as it may fit the noise of samples that are given for one step."""
-        return bool(closure.bound) and not self.state.jumps and self.state.since < FIRST_WAIT
+        return bool(bound) and not self.state.jumps and self.state.since < FIRST_WAIT
 
     def plain(self, base_step: BaseStep) -> tuple[Any, Closure | None]:
         """Make one base step; returns its loss, and the samples that were given during the step."""
@@ -131,8 +131,7 @@ class TangentDriver(TangentMemory):
         batch = self.batch(residuals, samples, bound, counts.fitted)
         if self.state.jumps and self.state.since:
             here, known = self.better(residuals, batch, here, counts.noisy), dict.fromkeys(known)
-        count = sum(residuals.terms[name].size * fitted for name, fitted in counts.fitted.items())
-        rows = Rows(self.layout(residuals), count, here.device, self.memory)
+        rows = Rows(self.layout(residuals), counts.rows, here.device, self.memory)
         model = measure(residuals, batch, self.space.ranks, here, known, rows)
         if self.state.jumps % RECHECK == RECHECK - 1 and self.changed(model):
             residuals.prepare(here, samples)
@@ -236,10 +235,9 @@ class TangentDriver(TangentMemory):
 
     def adapt(self, model: Model, found: Found, accepted: bool, counts: Plan) -> None:
         """Adapt length, damping and rows to what happened, and decide who makes the next steps."""
-        state, values = self.state, found.best.values if accepted else model.values
+        state, end = self.state, found.best if accepted else model
         state.cost = self.cost(model, found)
-        _, seen, others = self.space.ranks.mean(model.batch.losses(values)).tolist()
-        fitted, unseen = fall(model.fitted, seen), fall(model.unseen, others)
+        fitted, unseen = fall(model.fitted, end.fitted), fall(model.unseen, end.unseen)
         state.jumps += 1
         state.accept(found) if accepted else state.refuse()
         if model.unseen:
