@@ -1,4 +1,4 @@
-"""The samples of one jump: how many of each term are fitted, how many it is judged by, and their loss.
+"""The samples of one jump, and their loss.
 
 The loss of single samples is a function of the model's outputs: squares, or any convex function. Around outputs z, a
 loss with gradient g and Hessian H is |r + L'dz|^2 up to third order and a constant, with 2 L L' = H and 2 L r = g: the
@@ -7,81 +7,19 @@ generalised Gauss-Newton method. For squares, r = z and L = 1.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
-from math import ceil, sqrt
+from math import sqrt
 
 import torch
 from torch import Tensor
 
-from .term import Samples, Term
+from .term import Samples
 
 Values = dict[str, Tensor]
 """Outputs (samples, p) by the names of terms."""
 FLAT = 1e-10
 """Eigenvalues of H below this part of the largest one of the sample count as 0."""
-ROWS = 500
-"""Rows that the first jump fits, if there are as many; if samples can be drawn, at least as many as weights up to this,
-whatever number a gradient uses: with too few, jumps fit the noise of their samples."""
-DRAWN, GIVEN, FIXED = 1 / 3, 1 / 3, 1.0
-"""Shares of samples that are fitted: drawn ones, those given for one step, and fixed ones, which are all there are."""
-AT_ONCE = 1e7
-"""Fixed samples are all fitted from the first jump on if their Jacobian has no more entries than this: what early
-jumps on a part of them break, later ones do not mend, as no other samples come."""
-UNSEEN = 2
-"""Fewest blocks of samples that are drawn besides those that are fitted."""
-
-
-@dataclass
-class Plan:
-    """Numbers of samples by the names of terms."""
-
-    fitted: dict[str, int]
-    total: dict[str, int]
-    rows: int
-    """Residuals of the fitted samples."""
-    start: float
-    """Blocks of the first jump ..."""
-    most: float
-    """... and the largest useful number of them."""
-    noisy: bool
-    """Whether every step has other samples than the last, none of which can be drawn again."""
-
-
-def plan(
-    terms: Mapping[str, Term],
-    sizes: Mapping[str, int],
-    weights: int,
-    given: Mapping[str, Samples],
-    blocks: int,
-    most_rows: float,
-) -> Plan:
-    """Choose numbers of samples for rows that are ``blocks`` times those of the first jump.
-
-    ``sizes`` are residuals of a sample, by the names of terms; ``weights`` is the number of weights.
-    """
-    there = {name: _available(term, given.get(name)) for name, term in terms.items()}
-    share = {name: GIVEN if name in given else FIXED if term.fixed else DRAWN for name, term in terms.items()}
-    rows = sum(share[name] * there[name] * max(sizes[name], 1) for name in terms)
-    growing = any(not term.fixed and name not in given for name, term in terms.items())
-    fewest = max(rows, weights) if growing else rows
-    first = min(fewest, ROWS, most_rows) / rows
-    fitted, total = {}, {}
-    for name, term in terms.items():
-        block = max(1, round(first * share[name] * there[name]))
-        drawn = not term.fixed and name not in given
-        fitted[name] = blocks * block if drawn else min(blocks * block, max(1, int(share[name] * there[name])))
-        total[name] = max(there[name], (blocks + max(UNSEEN, blocks // 2)) * block) if drawn else there[name]
-    most = max(1.0, most_rows / rows / first) if growing else ceil(1 / first)
-    at_once = all(term.fixed for term in terms.values()) and not given and rows * weights <= AT_ONCE
-    count = sum(sizes[name] * fitted[name] for name in terms)
-    return Plan(fitted, total, count, most if at_once else 1.0, most, bool(given))
-
-
-def _available(term: Term, given: Samples | None) -> int:
-    if given is not None:
-        return len(given[0])
-    return term.count or len(term.samples[0])  # type: ignore[index, arg-type]
 
 
 class Squares:

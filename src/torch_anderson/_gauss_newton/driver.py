@@ -13,13 +13,11 @@ from math import isfinite, sqrt
 from typing import Any
 
 import torch
-from torch import Tensor
-from torch.optim import Optimizer
 
 from .._calls import BaseStep
 from .._records import JumpRecord
 from .._tensors.blocks import Space
-from .._tensors.checkpoint import STATE, Entries, Saved, Shapes, pack, unpack
+from .._tensors.checkpoint import Shapes, Vectors
 from .._tensors.evaluate import WROTE, Outputs, OutputsFn, Probe, Unusable, agreeing, probing
 from .control import adapt_width, book, judge, judge_proposal, postpone
 from .directions import KEPT, STORE_PERIOD, HistoryDirections
@@ -44,11 +42,8 @@ class GaussNewtonDriver(ReportingDriver):
     """Gauss-Newton steps along directions of recent training, with forward passes only."""
 
     kind = 2
-
-    def __init__(self, base: Optimizer, options: Any):
-        super().__init__(base, options)
-        self.state = GaussNewtonState(share=options.budget)
-        self.build(self.space)
+    state_type = GaussNewtonState
+    state: GaussNewtonState
 
     # ------------------------------------------------------------------------------------------------ the algorithm
 
@@ -201,29 +196,13 @@ class GaussNewtonDriver(ReportingDriver):
         self.start = space.vector()
         """The weights before a base step that a jump may follow, then those after it, from which the jump starts."""
 
-    def resume(self, state: GaussNewtonState) -> None:
-        """Go on with these numbers."""
-        self.state = self.directions.state = state
-
-    def saved(self) -> Saved:
-        """Directions, the point that the next one is measured from, and all numbers."""
-        counts = torch.tensor(self.stats.counters(), dtype=torch.float64)
-        return Saved(self.directions.saved(), {STATE: pack(self.state, self.kind), "counts": counts})
+    def vectors(self) -> Vectors:
+        """Directions, and the point that the next one is measured from."""
+        return self.directions.saved()
 
     def shapes(self) -> Shapes:
         """Rows, and the point that the next one is measured from."""
         return {"directions": ("directions", (KEPT,)), "stored": ("directions", ())}
-
-    def load_numbers(self, found: dict[Tensor, Entries]) -> None:
-        """Continue where the entries were saved."""
-        entries = next(iter(found.values()))
-        self.resume(unpack(GaussNewtonState, entries[STATE]))
-        self.stats.set_counters(entries["counts"].tolist())
-
-    def forget(self) -> None:
-        """Forget all directions, and what was adapted to them."""
-        self.resume(GaussNewtonState(share=self.options.budget, k=self.state.k))
-        self.stats.counts["restarts"] += 1
 
 
 def describe(step: int, model: LinearModel, move: Move, cause: str) -> JumpRecord:

@@ -1,4 +1,4 @@
-"""What both drivers report: jumps that were tried, and those that could not be."""
+"""What both drivers share: numbers in and out of checkpoints, and reports of jumps that were tried or could not be."""
 
 from __future__ import annotations
 
@@ -7,23 +7,53 @@ from abc import abstractmethod
 from collections.abc import Callable
 from typing import Any
 
+import torch
+from torch import Tensor
 from torch.optim import Optimizer
 
 from .._driver import Driver, logger
 from .._records import JumpRecord
+from .._tensors.checkpoint import STATE, Entries, Saved, Vectors, pack, unpack
 from .._tensors.evaluate import Unusable
 
 
 class ReportingDriver(Driver):
     """A driver that counts its jumps, passes them to hooks and log, and says why it makes plain steps."""
 
+    state_type: type[Any]
+    """The class of ``state``."""
+    state: Any
+    """All that a checkpoint keeps besides vectors and counters; parts of the driver share it."""
+
     def __init__(self, base: Optimizer, options: Any):
         super().__init__(base, options)
+        self.state = self.state_type(share=options.budget)
         self.stats.gauges = self.gauges
+        self.build(self.space)
 
     @abstractmethod
     def gauges(self) -> dict[str, float]:
         """The settings that the driver adapts, by name."""
+
+    @abstractmethod
+    def vectors(self) -> Vectors:
+        """All that is kept in the length of the parameters."""
+
+    def saved(self) -> Saved:
+        """Vectors, and all numbers."""
+        counts = torch.tensor(self.stats.counters(), dtype=torch.float64)
+        return Saved(self.vectors(), {STATE: pack(self.state, self.kind), "counts": counts})
+
+    def load_numbers(self, found: dict[Tensor, Entries]) -> None:
+        """Continue where the entries were saved."""
+        entries = next(iter(found.values()))
+        vars(self.state).update(vars(unpack(self.state_type, entries[STATE])))
+        self.stats.set_counters(entries["counts"].tolist())
+
+    def forget(self) -> None:
+        """Forget all that was adapted."""
+        vars(self.state).update(vars(self.state_type(share=self.options.budget, k=self.state.k)))
+        self.stats.counts["restarts"] += 1
 
     def report(self, cause: str, describe: Callable[[], JumpRecord]) -> None:
         """Count and report a jump that was tried; ``cause`` says why it was not made, and is empty if it was."""

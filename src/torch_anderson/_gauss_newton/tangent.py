@@ -24,13 +24,13 @@ from .._calls import BaseStep
 from .._records import JumpRecord
 from .._tensors.blocks import Vector
 from .._tensors.evaluate import Unusable
-from .batch import Batch, Plan, Values
+from .batch import Batch, Values
 from .control import fall
 from .jump import Found, Model, Move, fit, measure, search
 from .objective import Closure, Objective
 from .residuals import Residuals
 from .rows import Rows
-from .tangent_memory import TangentMemory
+from .tangent_memory import Plan, TangentMemory
 from .tangent_state import DOUBT, FIRST_WAIT, jump_cost
 from .term import Samples
 

@@ -3,48 +3,94 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from math import sqrt
-from typing import Any
+from dataclasses import dataclass
+from math import ceil, sqrt
 
 import torch
 from torch import Tensor
-from torch.optim import Optimizer
 
 from .._ranks.placement import is_dtensor
 from .._tensors.blocks import Space
-from .._tensors.checkpoint import STATE, Entries, Saved, Shapes, pack, unpack
+from .._tensors.checkpoint import Shapes, Vectors
 from .._tensors.evaluate import Unusable, agreeing
 from .._tensors.members import members
-from .batch import ROWS, Plan, plan
 from .objective import Objective
 from .reporting import ReportingDriver
 from .residuals import Residuals
 from .rows import Layout, Memory
 from .tangent_state import TangentState
-from .term import Samples
+from .term import Samples, Term
 
 SHARDED = (
     "Invalid directions: 'tangent' with sharded parameters, of which no rank has whole rows. Allowed: 'history', as in "
     "GaussNewton(..., directions='history')."
 )
-
-
 MOST_ROWS = 2.0
 """Most rows, in multiples of the number of weights ..."""
 MOST_BYTES = 400e6
 """... and most memory for them."""
+ROWS = 500
+"""Rows that the first jump fits, if there are as many; if samples can be drawn, at least as many as weights up to this,
+whatever number a gradient uses: with too few, jumps fit the noise of their samples."""
+DRAWN, GIVEN, FIXED = 1 / 3, 1 / 3, 1.0
+"""Shares of samples that are fitted: drawn ones, those given for one step, and fixed ones, which are all there are."""
+AT_ONCE = 1e7
+"""Fixed samples are all fitted from the first jump on if their Jacobian has no more entries than this: what early
+jumps on a part of them break, later ones do not mend, as no other samples come."""
+UNSEEN = 2
+"""Fewest blocks of samples that are drawn besides those that are fitted."""
+
+
+@dataclass
+class Plan:
+    """Numbers of samples by the names of terms."""
+
+    fitted: dict[str, int]
+    total: dict[str, int]
+    rows: int
+    """Residuals of the fitted samples."""
+    start: float
+    """Blocks of the first jump ..."""
+    most: float
+    """... and the largest useful number of them."""
+    noisy: bool
+    """Whether every step has other samples than the last, none of which can be drawn again."""
+
+
+def plan(residuals: Residuals, given: Mapping[str, Samples], blocks: int, most_rows: float) -> Plan:
+    """Choose numbers of samples for rows that are ``blocks`` times those of the first jump."""
+    terms, sizes = residuals.objective.terms, {name: term.size for name, term in residuals.terms.items()}
+    there = {name: _available(term, given.get(name)) for name, term in terms.items()}
+    share = {name: GIVEN if name in given else FIXED if term.fixed else DRAWN for name, term in terms.items()}
+    rows = sum(share[name] * there[name] * max(sizes[name], 1) for name in terms)
+    growing = any(not term.fixed and name not in given for name, term in terms.items())
+    fewest = max(rows, residuals.n) if growing else rows
+    first = min(fewest, ROWS, most_rows) / rows
+    fitted, total = {}, {}
+    for name, term in terms.items():
+        block = max(1, round(first * share[name] * there[name]))
+        drawn = not term.fixed and name not in given
+        fitted[name] = blocks * block if drawn else min(blocks * block, max(1, int(share[name] * there[name])))
+        total[name] = max(there[name], (blocks + max(UNSEEN, blocks // 2)) * block) if drawn else there[name]
+    most = max(1.0, most_rows / rows / first) if growing else ceil(1 / first)
+    at_once = all(term.fixed for term in terms.values()) and not given and rows * residuals.n <= AT_ONCE
+    count = sum(sizes[name] * fitted[name] for name in terms)
+    return Plan(fitted, total, count, most if at_once else 1.0, most, bool(given))
+
+
+def _available(term: Term, given: Samples | None) -> int:
+    if given is not None:
+        return len(given[0])
+    return term.count or len(term.samples[0])  # type: ignore[index, arg-type]
 
 
 class TangentMemory(ReportingDriver):
     """The last jump, the weights before and after it in float64, traced residuals, and all that is adapted."""
 
     kind = 3
-
-    def __init__(self, base: Optimizer, options: Any):
-        super().__init__(base, options)
-        self.state = TangentState(share=options.budget)
-        self.residuals: Residuals | None = None
-        self.build(self.space)
+    state_type = TangentState
+    state: TangentState
+    residuals: Residuals | None
 
     def gauges(self) -> dict[str, float]:
         """What the driver has set itself."""
@@ -84,11 +130,10 @@ class TangentMemory(ReportingDriver):
     def plan(self, residuals: Residuals, bound: Mapping[str, Samples], blocks: int) -> Plan:
         """Numbers of samples for a jump."""
         layout, numbers = self.layout(residuals), MOST_BYTES / 8
-        sizes = {name: term.size for name, term in residuals.terms.items()}
         most = min(max(MOST_ROWS * residuals.n, ROWS), numbers / layout.width)
         if layout.factored:
             most = min(most, sqrt(numbers))
-        return plan(residuals.objective.terms, sizes, residuals.n, bound, blocks, most)
+        return plan(residuals, bound, blocks, most)
 
     def layout(self, residuals: Residuals) -> Layout:
         """How rows are stored; several ranks exchange dense ones."""
@@ -121,24 +166,16 @@ class TangentMemory(ReportingDriver):
         self.memory = Memory()
         self.residuals = None
 
-    def saved(self) -> Saved:
-        """The last jump, the weights before and after it, and all numbers."""
-        counts = torch.tensor(self.stats.counters(), dtype=torch.float64)
-        vectors = {"momentum": self.momentum, "other": self.other, "weights": self.weights}
-        return Saved(vectors, {STATE: pack(self.state, self.kind), "counts": counts})
+    def vectors(self) -> Vectors:
+        """The last jump, and the weights before and after it."""
+        return {"momentum": self.momentum, "other": self.other, "weights": self.weights}
 
     def shapes(self) -> Shapes:
         """The last jump, and the weights before and after it."""
         return dict.fromkeys(("momentum", "other", "weights"), ("directions", ()))
 
-    def load_numbers(self, found: dict[Tensor, Entries]) -> None:
-        """Continue where the entries were saved."""
-        entries = next(iter(found.values()))
-        self.state = unpack(TangentState, entries[STATE])
-        self.stats.set_counters(entries["counts"].tolist())
-
     def forget(self) -> None:
         """Forget the last jump, and what was adapted."""
-        self.state, self.resting = TangentState(share=self.options.budget, k=self.state.k), 0
+        super().forget()
+        self.resting = 0
         self.stop()
-        self.stats.counts["restarts"] += 1
