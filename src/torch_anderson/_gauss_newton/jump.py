@@ -64,7 +64,7 @@ class Model:
 
     def at(self, weights: Tensor, samples: dict[str, Samples]) -> Values:
         """The outputs of some samples at other weights; raises on all ranks, or on none."""
-        if self.ranks.size == 1:
+        if self.ranks.size == 1:  # nobody to agree with
             return self.residuals.values(weights, samples)
         with agreeing(self.ranks):
             return self.residuals.values(weights, samples)
