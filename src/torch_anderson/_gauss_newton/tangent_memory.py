@@ -13,7 +13,6 @@ from .._ranks.placement import is_dtensor
 from .._tensors.blocks import Space
 from .._tensors.checkpoint import Shapes, Vectors
 from .._tensors.evaluate import Unusable, agreeing
-from .._tensors.members import members
 from .objective import Objective
 from .reporting import ReportingDriver
 from .residuals import Residuals
@@ -101,9 +100,9 @@ class TangentMemory(ReportingDriver):
 
     def prepared(self, objective: Objective, bound: Mapping[str, Samples]) -> Residuals:
         """The residuals of the objective, checked and traced when they are first used with these parameters."""
-        # The parameters that a jump may change: those that take part, except groups with learning rate 0.
-        params = members([group for group in self.base.param_groups if group.get("lr") != 0])
-        found = self.residuals
+        # A jump leaves groups with learning rate 0 alone.
+        still = {id(p) for group in self.base.param_groups if group.get("lr") == 0 for p in group["params"]}
+        params, found = [p for p in self.space.params if id(p) not in still], self.residuals
         if found is None or not found.fits(objective, params):
             found = self.traced(objective, bound, params)
             if self.residuals and self.residuals.trained != found.trained:
