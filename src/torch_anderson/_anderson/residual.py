@@ -84,24 +84,24 @@ class StepResidual:
         """r, in the place of w."""
         return [torch.sub(u, w, out=w) for u, w in zip(self.point, self.start, strict=True)]
 
-    def norm_sq(self) -> Tensor:
-        """|r|^2 on this rank; waits for the device."""
-        parts = [distance(a, b).double().square() for a, b in zip(self.point, self.start, strict=True)]
-        weights = [block.copy_weight for block in self._space.blocks]
-        return torch.stack([w * part.cpu() for w, part in zip(weights, parts, strict=True)]).sum()
-
-    def largest_entry(self) -> Tensor:
-        """|r| in the maximum norm, on the device."""
-        parts = [distance(a, b, torch.inf) for a, b in zip(self.point, self.start, strict=True) if len(a)]
-        return largest(parts) if parts else self.start[0].new_zeros(())
+    def norm_sq(self) -> float:
+        """|r|^2 on this rank, before ``difference``; waits for the device."""
+        norms = [float(distance(u, w)) for u, w in zip(self.point, self.start, strict=True)]
+        return sum(block.copy_weight * (norm * norm) for block, norm in zip(self._space.blocks, norms, strict=True))
 
 
-def distance(one: Tensor, other: Tensor, p: float = 2.0) -> Tensor:
+def largest_entry(residual: Vector) -> Tensor:
+    """|r| in the maximum norm, on the device."""
+    parts = [part.abs().amax() for part in residual if len(part)]
+    return largest(parts) if parts else residual[0].new_zeros(())
+
+
+def distance(one: Tensor, other: Tensor) -> Tensor:
     """|one - other|; long vectors are cut in pieces, whose differences stay in a cache."""
     if one.device.type != "cpu" or len(one) <= PIECE:
-        return torch.dist(one, other, p)
-    parts = [torch.dist(a, b, p) for a, b in zip(one.split(PIECE), other.split(PIECE), strict=True)]
-    return torch.linalg.vector_norm(torch.stack(parts).double(), p)
+        return torch.dist(one, other)
+    parts = [torch.dist(a, b) for a, b in zip(one.split(PIECE), other.split(PIECE), strict=True)]
+    return torch.linalg.vector_norm(torch.stack(parts).double())
 
 
 class Reading(Enum):

@@ -20,10 +20,12 @@ from torch import Tensor
 from .._calls import BaseStep
 from .._driver import logger
 from .._records import JumpRecord
+from .._tensors.blocks import Vector
 from .._tensors.checkpoint import Entries
 from .._tensors.evaluate import LossFn, evaluate
 from .._tensors.members import all_parameters
 from .gram import Problem
+from .residual import largest_entry
 from .safeguard import judge, reason_to_skip
 from .step_memory import StepMemory
 from .trial import group_values
@@ -56,10 +58,11 @@ class StepDriver(StepMemory):
             self.residual.note_rates()
         if self.trial.record and not self.settle(groups):
             return loss
-        residual_max = self.residual.largest_entry() if self.window and measures else None
+        residual = self.residual.difference() if measures else []
+        residual_max = largest_entry(residual) if self.window and measures else None
         outcome = "plain"
         if measures and self.stores(k):
-            self.store()
+            self.store(residual)
             if k % self.options.period == 0:
                 outcome = self.accelerate(loss_fn)
         if residual_max is not None and outcome != "pending":
@@ -76,12 +79,12 @@ class StepDriver(StepMemory):
         o = self.options
         return bool(k > o.warmup and (k % o.store_period == 0 or k % o.period == 0))
 
-    def store(self) -> None:
+    def store(self, residual: Vector) -> None:
         """Add the pair to the history; it starts anew where residuals cannot be compared with the stored ones."""
         pair = self.residual
         if not pair.comparable:
             self.forget()
-        pair.point = self.history.store(pair.point, pair.difference(), pair.rate)
+        pair.point = self.history.store(pair.point, residual, pair.rate)
         pair.comparable = True
 
     # ------------------------------------------------------------------------------------------------------- jumps
@@ -141,13 +144,13 @@ class StepDriver(StepMemory):
         if passes is None:
             self.cancel()
             return True
-        record = replace(self.trial.end(), cause="" if passes else "residual")
+        record, cause = self.trial.end(), "" if passes else "residual"
         if self.window:
             point = self.residual.start if passes else self.history.last_point
             self.window.push(point, restart=passes and self.options.period > 1)
         if not passes:
             self.go_back(groups)
-        self.concluded(record.cause, lambda: record)
+        self.concluded(cause, partial(replace, record, cause=cause))
         return passes
 
     def go_back(self, groups: list[dict[str, Any]]) -> None:
@@ -164,9 +167,9 @@ class StepDriver(StepMemory):
     def take_back(self) -> None:
         """Refuse a pending jump whose gradient is of no use."""
         if self._version == self.space.version():
-            record = replace(self.trial.end(), cause="residual")
+            record = self.trial.end()
             self.go_back(group_values(self.base))
-            self.concluded(record.cause, lambda: record)
+            self.concluded("residual", partial(replace, record, cause="residual"))
 
     def skipped(self, cause: str, problem: Problem | None = None) -> str:
         """Count and report an acceleration that was not attempted."""
@@ -229,8 +232,7 @@ class StepDriver(StepMemory):
     def cancel(self) -> None:
         """Drop a pending jump and the averages."""
         if self.trial.record:
-            record = replace(self.trial.end(), cause="outside_write")
-            self.concluded(record.cause, lambda: record)
+            self.concluded("outside_write", partial(replace, self.trial.end(), cause="outside_write"))
         self.disturbed = False
         if self.window:
             self.window.clear()

@@ -91,11 +91,11 @@ class NextResidual:
 
     def passes(self, residual: StepResidual, ranks: Ranks, disturbed: bool) -> bool | None:
         """Whether the residual just measured is smaller; None if other code wrote to the weights, on any rank."""
-        own = torch.stack([residual.norm_sq(), torch.tensor(float(disturbed), dtype=torch.float64)])
-        norm_sq, others = ranks.sum(own).tolist()
-        if others:
-            return None
-        return bool(norm_sq**0.5 / (residual.rate or 1.0) < self.norm)
+        norm_sq = residual.norm_sq()
+        if ranks.size > 1:
+            norm_sq, others = ranks.sum(torch.tensor([norm_sq, float(disturbed)], dtype=torch.float64)).tolist()
+            disturbed = others > 0
+        return None if disturbed else norm_sq**0.5 / (residual.rate or 1.0) < self.norm
 
 
 class Snapshot:
@@ -141,8 +141,8 @@ class Snapshot:
 
 
 def _taking_part(base: Optimizer) -> Iterator[tuple[Any, Any]]:
-    params = set(members(base.param_groups))
-    return ((key, kept) for key, kept in list(base.state.items()) if not isinstance(key, Tensor) or key in params)
+    params = set(map(id, members(base.param_groups)))  # the hash of a tensor takes several times as long
+    return ((key, kept) for key, kept in list(base.state.items()) if not isinstance(key, Tensor) or id(key) in params)
 
 
 def _fitting(value: Any, buffer: Any) -> Any:
