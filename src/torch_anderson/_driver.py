@@ -50,7 +50,7 @@ class Driver(ABC):
         self.clears = "set_to_none" in signature(base.zero_grad).parameters
         """Whether the base can be told how to reset its gradients."""
         self._jumps_then = self._unused = 0
-        """Jumps at the last clearing of gradients; since then, gradients that were not finite."""
+        """Jumps when gradients were last cleared with one pending; since then, gradients that were not finite."""
         self._told: set[str] = set()
 
     # --------------------------------------------------------------------------------- what an accelerator defines
@@ -130,10 +130,12 @@ class Driver(ABC):
         A gradient scaler skips such steps; one or two may be due to its scale, but at a bad point it would skip all
         later ones. Called when gradients are to be cleared; those of the first time after a jump are from before it.
         """
+        if not self.pending:
+            return
         jumps = self.stats.counts["attempted"]
         if jumps != self._jumps_then:
             self._jumps_then, self._unused = jumps, 0
-        elif self.pending:
+        else:
             self._unused = 0 if self.finite_gradients() else self._unused + 1
             if self._unused == HOPELESS:
                 self.take_back()

@@ -92,11 +92,12 @@ class WrappedOptimizer(Optimizer, ABC):
 
     def zero_grad(self, set_to_none: bool = True) -> None:
         """Reset the gradients as the base does."""
-        self._driver.gradients_cleared()
-        if self._driver.clears:
-            self.base.zero_grad(set_to_none=set_to_none)
+        driver = self._driver
+        driver.gradients_cleared()
+        if driver.clears:
+            driver.base.zero_grad(set_to_none=set_to_none)
         else:
-            self.base.zero_grad()
+            driver.base.zero_grad()
 
     @contextmanager
     def disabled(self) -> Iterator[None]:

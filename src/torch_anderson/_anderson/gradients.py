@@ -14,7 +14,9 @@ refused too often, it rests: for a number of steps nothing is read, stored or co
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from math import hypot, inf
 from typing import Any
 
@@ -87,12 +89,12 @@ class GradientDriver(GradientMemory):
         state, history = self.state, self.history
         disturbed = self.overwritten()
         reading = self.residual.read(self.point, self.gradient)
-        if reading in WHY_PLAIN:
-            self.tell_once(WHY_PLAIN[reading].format(name=type(self.base).__name__))
-        if reading in WHY_PLAIN or reading is Reading.NO_GRADIENT:
-            return True
         if reading is Reading.NOT_COMPARABLE:
             self.reset_history()
+        elif reading is not Reading.COMPARABLE:
+            if reading in WHY_PLAIN:
+                self.tell_once(WHY_PLAIN[reading].format(name=type(self.base).__name__))
+            return True
         self.point = history.store(self.point, self.gradient)
         state.k += 1
         state.look = max(state.look - 1, 0)
@@ -250,7 +252,7 @@ class GradientDriver(GradientMemory):
         """Count and report a jump that was not attempted."""
         self.stats.counts[f"skipped_{cause}"] += 1
         norm, pairs = secants.gradient_norm, len(secants.slots)
-        self.report(JumpRecord(self.state.k, norm, norm, 0, pairs, 0.0, cause=cause))
+        self.report(partial(JumpRecord, self.state.k, norm, norm, 0, pairs, 0.0, cause=cause))
 
     def conclude(self, cause: str) -> None:
         """Count and report the end of an attempt."""
@@ -258,11 +260,11 @@ class GradientDriver(GradientMemory):
         self.state.pending, self.state.tries = False, 0
         record, self.record, self._version = self.record, None, None
         assert record is not None
-        self.report(replace(record, cause=cause))
+        self.report(partial(replace, record, cause=cause))
 
-    def report(self, record: JumpRecord) -> None:
-        """Note a record and hand it to listeners."""
-        self.stats.describe = lambda: record
+    def report(self, describe: Callable[[], JumpRecord]) -> None:
+        """Note a record and hand it to listeners; without any it is made on demand."""
+        self.stats.describe = describe
         if self.hooks or logger.isEnabledFor(logging.DEBUG):
             self.publish()
 

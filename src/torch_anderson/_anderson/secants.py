@@ -14,6 +14,7 @@ Vectors never appear here: everything is a combination of rows, whose inner prod
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import chain, combinations
 from math import hypot, inf, isfinite, sqrt
 from operator import mul
 
@@ -75,14 +76,16 @@ class Secants:
         noise of earlier gradients, but not on that of later ones.
         """
         recent = self.slots[:pairs]
-        lengths = [sqrt(self.matrix[self.s(i)][self.s(i)]) or 1.0 for i in recent]
+        lengths = {i: sqrt(self.matrix[self.s(i)][self.s(i)]) or 1.0 for i in recent}
         scaled = [
-            [self.matrix[self.s(i)][j] / (a * b) for j, b in zip(recent, lengths, strict=True)]
-            for i, a in zip(recent, lengths, strict=True)
+            (
+                self.matrix[self.s(i)][j] / (lengths[i] * lengths[j]),
+                self.matrix[self.s(j)][i] / (lengths[i] * lengths[j]),
+            )
+            for i, j in combinations(recent, 2)
         ]
-        off = [(i, j) for i in range(len(recent)) for j in range(len(recent)) if i != j]
-        total = hypot(*(scaled[i][j] for i, j in off))
-        return hypot(*(scaled[i][j] - scaled[j][i] for i, j in off)) / (2 * total) if total else 0.0
+        total = hypot(*chain.from_iterable(scaled))
+        return hypot(*(one - other for one, other in scaled)) / (sqrt(2) * total) if total else 0.0
 
     def stretch(self, slots: Sequence[int]) -> float:
         """|y| / |s| from before the oldest of these pairs to after the newest, if no pair is left out."""
