@@ -137,7 +137,7 @@ class Rows:
         dtype = target.dtype if rows.dtype == torch.bfloat16 else rows.dtype  # rows are only kept in bfloat16
         w = torch.tensor(weights, dtype=dtype).to(rows.device)
         if rows.device == target.device and rows.dtype == target.dtype:
-            torch.addmv(point, rows.t(), w, alpha=-1, out=target)
+            subtract_product(point, rows, w, target)
         else:
             torch.sub(point, torch.mv(rows.to(dtype).t(), w).to(target.device), out=target)
 
@@ -225,14 +225,33 @@ def chunks(start: int, stop: int, length: int) -> Iterator[tuple[int, int]]:
 
 
 def products(rows: Tensor, others: Tensor) -> Tensor:
-    """Inner products of rows with others, in float64; long ones are cut in pieces, shared by threads on the CPU."""
-    whole = rows.shape[1] // PIECE
-    if rows.device.type != "cpu" or whole < 2:
+    """Inner products of rows with others, in float64."""
+    if not in_pieces(rows):
         return (rows @ others.t()).double()
-    end = whole * PIECE
-    pieces = [x[:, :end].unflatten(1, (whole, PIECE)).transpose(0, 1) for x in (rows, others)]
-    found = torch.bmm(pieces[1], pieces[0].transpose(1, 2)).sum(0, dtype=torch.float64).t()
-    return found + (rows[:, end:] @ others[:, end:].t()).double() if end < rows.shape[1] else found
+    (pieces, rest), (other_pieces, other_rest) = cut(rows), cut(others)
+    found = torch.bmm(other_pieces, pieces.transpose(1, 2)).sum(0, dtype=torch.float64).t()
+    return found + (rest @ other_rest.t()).double() if rest.shape[1] else found
+
+
+def subtract_product(point: Tensor, rows: Tensor, weights: Tensor, target: Tensor) -> None:
+    """Put point - rows'weights into the target."""
+    if not in_pieces(rows):
+        torch.addmv(point, rows.t(), weights, alpha=-1, out=target)
+        return
+    (points, point_rest), (pieces, rest), (targets, target_rest) = map(cut, (point[None], rows, target[None]))
+    torch.baddbmm(points, weights.expand(len(pieces), 1, len(weights)), pieces, alpha=-1, out=targets)
+    torch.addmv(point_rest[0], rest.t(), weights, alpha=-1, out=target_rest[0])
+
+
+def in_pieces(rows: Tensor) -> bool:
+    """Whether rows are so long that they are cut in pieces, which threads of the CPU share."""
+    return rows.device.type == "cpu" and rows.shape[1] >= 2 * PIECE
+
+
+def cut(rows: Tensor) -> tuple[Tensor, Tensor]:
+    """Rows as a batch of pieces, and the columns that are left."""
+    end = rows.shape[1] // PIECE * PIECE
+    return rows[:, :end].unflatten(1, (-1, PIECE)).transpose(0, 1), rows[:, end:]
 
 
 def full_precision(device: torch.device) -> AbstractContextManager[Any]:
