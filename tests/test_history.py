@@ -191,25 +191,26 @@ def test_candidate_is_the_last_point_less_the_weighted_rows(storage):
         torch.testing.assert_close(target, expected, rtol=1e-12, atol=1e-12)
 
 
-@pytest.mark.parametrize("n", [SHORT + 1, 2 * PIECE, 5 * PIECE + 3])
+@pytest.mark.parametrize("n", [N, SHORT + 1, 2 * PIECE, 5 * PIECE + 3])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 @pytest.mark.parametrize("residuals", [False, True])
-def test_the_candidate_of_long_vectors_is_good_to_their_precision(residuals, dtype, n):
+def test_rounding_of_a_candidate_is_that_of_the_jump_and_once_that_of_the_point(residuals, dtype, n):
     history = History(space_of(n, dtype), 3, Storage())
     generator = torch.Generator().manual_seed(0)
     for _ in range(5):
         history.store(
-            [torch.randn(n, dtype=dtype, generator=generator)], [torch.randn(n, dtype=dtype, generator=generator)]
+            [torch.randn(n, dtype=dtype, generator=generator) + 1e4], [torch.randn(n, dtype=dtype, generator=generator)]
         )
     [rows] = history.rows
-    Z = torch.cat([rows.residual_diffs, rows.last_residual[None], rows.point_diffs]).double()
-    weights = torch.randn(7, dtype=torch.float64, generator=generator)
+    weights = torch.randn(7, dtype=torch.float64, generator=generator).to(dtype)
     weights[:4] *= residuals
     target = torch.full((n,), torch.nan, dtype=dtype)
     history.subtract(weights.tolist(), [target])
-    last = history.last_point[0].double()
-    bound = 4 * torch.finfo(dtype).eps * (last.abs() + Z.abs().T @ weights.abs())  # half an eps for each of 8 terms
-    assert ((target.double() - (last - Z.T @ weights)).abs() <= bound).all()
+    Z = torch.cat([rows.residual_diffs, rows.last_residual[None], rows.point_diffs])
+    Z, w, last, found = (x.numpy().astype(np.longdouble) for x in (Z, weights, history.last_point[0], target))
+    # Half an eps for each of 8 terms of the jump, and once for the point.
+    bound = torch.finfo(dtype).eps * (abs(last) / 2 + 4 * abs(Z).T @ abs(w))
+    assert (abs(found - (last - Z.T @ w)) <= bound).all()
 
 
 @pytest.mark.parametrize(

@@ -122,24 +122,28 @@ class Rows:
             yield z
 
     def subtract(self, weights: Sequence[float], last_point: Tensor, target: Tensor) -> None:
-        """Put last_point - Z'weights into the target."""
+        """Put last_point - Z'weights into the target.
+
+        The jump is formed before it is subtracted, so that rounding errors are relative to it and not to the point.
+        """
         self.arrive()
         by_residual, own, by_point = weights[: self.size], weights[self.size], weights[self.size + 1 :]
         with full_precision(self.block.device):
-            self._subtract(self.point_diffs, by_point, last_point, target)
+            jump = self._place_for_jump(target)
+            combine(self.point_diffs, by_point, jump, beta=0)
             if any(by_residual):
-                self._subtract(self.residual_diffs, by_residual, target, target)
+                combine(self.residual_diffs, by_residual, jump, beta=1)
+            jump = jump.to(target.device)
             if own:
-                target.sub_(self.last_residual, alpha=own)
+                jump.add_(self.last_residual, alpha=own)
+            torch.sub(last_point, jump, out=target)
 
-    def _subtract(self, rows: Tensor, weights: Sequence[float], point: Tensor, target: Tensor) -> None:
-        """Put point - rows'weights into the target."""
+    def _place_for_jump(self, target: Tensor) -> Tensor:
+        """The target, if the jump can be formed there; otherwise new memory where the rows are."""
+        rows = self.point_diffs
         dtype = target.dtype if rows.dtype == torch.bfloat16 else rows.dtype  # rows are only kept in bfloat16
-        w = torch.tensor(weights, dtype=dtype).to(rows.device)
-        if rows.device == target.device and rows.dtype == target.dtype:
-            subtract_product(point, rows, w, target)
-        else:
-            torch.sub(point, torch.mv(rows.to(dtype).t(), w).to(target.device), out=target)
+        fits = rows.device == target.device and dtype == target.dtype
+        return target if fits else torch.empty(len(target), dtype=dtype, device=rows.device)
 
     def arrive(self) -> None:
         """Wait for rows that are still being copied."""
@@ -233,14 +237,15 @@ def products(rows: Tensor, others: Tensor) -> Tensor:
     return found + (rest @ other_rest.t()).double() if rest.shape[1] else found
 
 
-def subtract_product(point: Tensor, rows: Tensor, weights: Tensor, target: Tensor) -> None:
-    """Put point - rows'weights into the target."""
+def combine(rows: Tensor, weights: Sequence[float], out: Tensor, beta: int) -> None:
+    """Put rows'weights into ``out``, or add them to it with ``beta`` 1."""
+    rows, w = rows.to(out.dtype), torch.tensor(weights, dtype=out.dtype).to(rows.device)
     if not in_pieces(rows):
-        torch.addmv(point, rows.t(), weights, alpha=-1, out=target)
+        torch.addmv(out, rows.t(), w, beta=beta, out=out)
         return
-    (points, point_rest), (pieces, rest), (targets, target_rest) = map(cut, (point[None], rows, target[None]))
-    torch.baddbmm(points, weights.expand(len(pieces), 1, len(weights)), pieces, alpha=-1, out=targets)
-    torch.addmv(point_rest[0], rest.t(), weights, alpha=-1, out=target_rest[0])
+    (pieces, rest), (outs, out_rest) = cut(rows), cut(out[None])
+    torch.baddbmm(outs, w.expand(len(pieces), 1, len(w)), pieces, beta=beta, out=outs)
+    torch.addmv(out_rest[0], rest.t(), w, beta=beta, out=out_rest[0])
 
 
 def in_pieces(rows: Tensor) -> bool:
