@@ -9,6 +9,7 @@ from torch.func import grad, hessian, jacrev, jvp
 
 from torch_anderson import GaussNewton, Objective, Term
 from torch_anderson._gauss_newton import rows as storage
+from torch_anderson._gauss_newton import tangent
 from torch_anderson._gauss_newton.residuals import Residuals
 from torch_anderson._gauss_newton.rows import Layout, Memory, Normal, Rows, symmetric_product
 from torch_anderson._ranks.ranks import Ranks
@@ -182,6 +183,21 @@ def test_a_function_that_changes_is_noticed():
     assert not residuals.changed(here, samples, residuals.values(here, samples))
     factor[0] = 1.5
     assert residuals.changed(here, samples, residuals.values(here, samples))
+
+
+def test_rows_are_stored_anew_for_a_function_that_has_changed(monkeypatch):
+    monkeypatch.setattr(storage, "LARGE", 0)
+    monkeypatch.setattr(storage, "_cheap", lambda *_: True)
+    monkeypatch.setattr(tangent, "RECHECK", 2)
+    torch.manual_seed(0)
+    model, twice = mlp().double(), []
+    points = torch.rand(30, 2, dtype=torch.float64)
+    objective = Objective(model, only=Term(lambda u, x: u(x) + u(2 * x) - 1 if twice else u(x) - 1, points))
+    optimizer = GaussNewton(torch.optim.Adam(model.parameters()))
+    for step in range(20):
+        twice += [True] if step == 3 else []
+        optimizer.step(objective)
+    assert (model(points) + model(2 * points) - 1).abs().max() < 1e-3
 
 
 @pytest.mark.parametrize("shape", [(5, 9), (9, 5), (300, 120), (120, 300)])

@@ -131,12 +131,18 @@ class TangentDriver(TangentMemory):
         batch = self.batch(residuals, samples, bound, counts.fitted)
         if self.state.jumps and self.state.since:
             here, known = self.better(residuals, batch, here, counts.noisy), dict.fromkeys(known)
-        rows = Rows(self.layout(residuals), counts.rows, here.device, self.memory)
-        model = measure(residuals, batch, self.space.ranks, here, known, rows)
+        model = self.linearized(residuals, batch, here, known, counts.rows)
         if self.state.jumps % RECHECK == RECHECK - 1 and self.changed(model):
             residuals.prepare(here, samples)
-            model = measure(residuals, batch, self.space.ranks, here, dict.fromkeys(known), rows)
+            model = self.linearized(residuals, batch, here, dict.fromkeys(known), counts.rows)
         return model
+
+    def linearized(
+        self, residuals: Residuals, batch: Batch, here: Tensor, known: dict[str, Tensor | None], count: int
+    ) -> Model:
+        """The residuals and their Jacobian of so many rows, stored as the present traces need it."""
+        rows = Rows(self.layout(residuals), count, here.device, self.memory)
+        return measure(residuals, batch, self.space.ranks, here, known, rows)
 
     def batch(
         self,
