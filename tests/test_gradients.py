@@ -199,6 +199,19 @@ def test_without_safeguard_every_jump_stays():
     assert optimizer.stats.counts["accepted"] == optimizer.stats.counts["attempted"] > 5
 
 
+@pytest.mark.parametrize("seed", range(4))
+def test_a_valley_that_the_base_leaves_by_rounding_alone_stays_solved(seed):
+    """Rprop's steps depend on signs alone: where jumps were rounded like the point, it left the minimum again."""
+    generator = torch.Generator().manual_seed(seed)
+    x = (0.1 * torch.randn(10, dtype=torch.float64, generator=generator)).requires_grad_()
+
+    def rosenbrock():
+        return (100 * (x[1:] - x[:-1] ** 2).square().sum() + (1 - x[:-1]).square().sum()) / 1000
+
+    train(Anderson(optim.Rprop([x], lr=0.01)), rosenbrock, 1000)
+    assert rosenbrock().item() < 1e-9
+
+
 def test_a_write_from_outside_lets_a_pending_jump_be():
     w, loss, _, _ = quadratic()
     optimizer = Anderson(optim.SGD([w], lr=0.1))
