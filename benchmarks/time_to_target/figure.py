@@ -17,6 +17,7 @@ from .scores import COST, TIME, Problem, profile, reach, value
 
 FARTHEST = 8.0
 """Times the least cost, to the right edge."""
+LEGEND_COLUMNS = 3
 PANELS = {COST: "counted cost", TIME: "processor time"}
 Races = Mapping[str, Mapping[str, Mapping[int, Run]]]
 """Task -> method -> seed -> run."""
@@ -37,15 +38,17 @@ def to_target(races: Races, unit: str) -> dict[str, dict[Problem, float]]:
 def draw_profile(races: Races) -> Figure:
     """Two panels, cost and time, with one legend."""
     with mpl.rc_context(LOOK):
+        lines = -(-len(to_target(races, COST)) // LEGEND_COLUMNS)
+        bottom = 0.16 + 0.045 * lines
         figure = Figure(figsize=(8.0, 4.8))
         axes = figure.subplots(
-            1, 2, sharey=True, gridspec_kw={"bottom": 0.38, "top": 0.97, "right": 0.98, "left": 0.08}
+            1, 2, sharey=True, gridspec_kw={"bottom": bottom, "top": 0.97, "right": 0.98, "left": 0.08}
         )
         for each, (unit, name) in zip(axes, PANELS.items(), strict=True):
             draw_panel(each, to_target(races, unit))
             each.set_xlabel(f"{name}, in units of the least")
         axes[0].set_ylabel("share of problems solved")
-        figure.legend(*axes[0].get_legend_handles_labels(), loc="lower center", ncols=3)
+        figure.legend(*axes[0].get_legend_handles_labels(), loc="lower center", ncols=LEGEND_COLUMNS)
     return figure
 
 

@@ -26,9 +26,9 @@ with its schedule stretched accordingly. Ratios are to the base, seed by seed: g
 interval; below 1 is better.
 
 - *Cost to target*: the cost of a run up to its first evaluation at or below the base's best metric on that seed,
-  relative to the cost of the base up to there. A gradient counts 1, a forward pass as listed below, and a
-  step of `GaussNewton` along the tangent as many gradients as take the same time. The median is over all seeds; a
-  target that was never reached counts as infinite. In parentheses: on how many seeds it was reached.
+  relative to the cost of the base up to there. A gradient counts 1, a forward pass as listed below, and a step of
+  `GaussNewton` along the tangent as many gradients as take the same time. The median is over all seeds; a target that
+  was never reached counts as infinite. In parentheses: on how many seeds it was reached.
 - *Time to target*: the corresponding processor time.
 - *Rank*: by the metric at the end; (=): the 95 % interval of the ratio to the first includes 1.
 - *End*: the metric, geometric mean.
