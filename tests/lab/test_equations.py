@@ -1,6 +1,5 @@
 """The study of equations: solutions, references, methods, the clock, the store, scores and the page."""
 
-import itertools
 import json
 import math
 import time
@@ -226,13 +225,6 @@ def tiny(monkeypatch):
     table = Problem(name="table", title="table", group="surrogates", build=tiny_table, drawn=False)
     monkeypatch.setitem(PROBLEMS, "tiny", equation)
     monkeypatch.setitem(PROBLEMS, "table", table)
-
-
-@pytest.fixture
-def pretended_time(monkeypatch):
-    """Every look at the clock takes a millisecond: runs have the same steps on every machine."""
-    milliseconds = itertools.count()
-    monkeypatch.setattr(time, "process_time", lambda: next(milliseconds) / 1000)
 
 
 @pytest.mark.parametrize("name", METHODS)

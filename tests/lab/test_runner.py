@@ -37,7 +37,7 @@ def finished(training):
 
 
 @pytest.mark.parametrize(("task", "method"), APPLICABLE)
-def test_a_run_resumed_from_a_checkpoint_is_bitwise_the_undisturbed_one(task, method):
+def test_a_run_resumed_from_a_checkpoint_is_bitwise_the_undisturbed_one(task, method, pretended_time):
     spec = small(task, method)
     whole = finished(Training(spec.resolve(), METHODS[method], 0))
 

@@ -199,7 +199,7 @@ class TangentTrainer(Trainer):
 
     def stats(self) -> dict[str, float]:
         """The accelerator's counters."""
-        return self.optimizer.stats.as_dict()
+        return dict(self.optimizer.stats.counts)
 
     def state_dict(self) -> dict[str, Any]:
         """The state, including the unit of cost."""
