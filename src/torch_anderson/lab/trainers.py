@@ -199,7 +199,7 @@ class TangentTrainer(Trainer):
 
     def stats(self) -> dict[str, float]:
         """The accelerator's counters."""
-        return dict(self.optimizer.stats.counts)
+        return {name: count for name, count in self.optimizer.stats.counts.items() if count}
 
     def state_dict(self) -> dict[str, Any]:
         """The state, including the unit of cost."""
