@@ -9,7 +9,7 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 COLLECTIVES = ("c10d", "_c10d_functional")
-MATRIX_PRODUCTS = {"aten::mm": 0, "aten::mv": 0, "aten::addmv": 1}
+MATRIX_PRODUCTS = {"aten::mm": 0, "aten::mv": 0, "aten::addmv": 1, "aten::bmm": 0, "aten::baddbmm": 1}
 """Operation -> position of the two factors among its arguments."""
 NEW = ("aten::zeros", "aten::empty")
 """Operations that make a tensor from nothing."""
@@ -50,7 +50,7 @@ class Counting(TorchDispatchMode):
         elif name in MATRIX_PRODUCTS:
             first = MATRIX_PRODUCTS[name]
             left, right = args[first : first + 2]
-            self.flops[left.dtype] += 2 * prod(left.shape) * prod(right.shape[1:])
+            self.flops[left.dtype] += 2 * prod(left.shape) * (right.shape[-1] if right.dim() > 1 else 1)
         return function(*args, **(kwargs or {}))
 
     def as_dict(self) -> dict[str, int]:

@@ -40,7 +40,7 @@ STYLES = {
     "matched-anderson+average": Style(VERMILION, "dash"),
     "base-tuned": Style(GREY, "dash"),
     "anderson-default": Style(SKY),
-    "gauss-newton-tangent": Style(VERMILION),
+    "gauss-newton-tangent": Style(WINE),
     "gauss-newton": Style(ORANGE),
     "gauss-newton-soap": Style(PURPLE),
     "ema": Style(PURPLE, "dot"),
