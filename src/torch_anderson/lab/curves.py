@@ -28,7 +28,7 @@ class Style:
 
 
 GREY, BLUE, VERMILION, GREEN = "#707070", "#0072b2", "#d55e00", "#00b386"
-SKY, ORANGE, PURPLE, OLIVE, WINE = "#56b4e9", "#e69f00", "#cc79a7", "#8c8c2e", "#aa4466"
+SKY, ORANGE, PURPLE, OLIVE, WINE, BLACK = "#56b4e9", "#e69f00", "#cc79a7", "#8c8c2e", "#aa4466", "#000000"
 STYLES = {
     "base": Style(GREY),
     "anderson": Style(BLUE),
@@ -40,7 +40,7 @@ STYLES = {
     "matched-anderson+average": Style(VERMILION, "dash"),
     "base-tuned": Style(GREY, "dash"),
     "anderson-default": Style(SKY),
-    "gauss-newton-tangent": Style(WINE),
+    "gauss-newton-tangent": Style(BLACK),
     "gauss-newton": Style(ORANGE),
     "gauss-newton-soap": Style(PURPLE),
     "ema": Style(PURPLE, "dot"),
