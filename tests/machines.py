@@ -39,11 +39,10 @@ class Machine(RuleBasedStateMachine):
 
     told: ClassVar[Counter]
 
-    def go_on(self, steps: int) -> None:
-        raise NotImplementedError
-
-    def sound(self) -> None:
-        raise NotImplementedError
+    go_on: Callable[[int], None]
+    """Defined by each machine: make steps ..."""
+    sound: Callable[[], None]
+    """... and check that everything is in order."""
 
     def tell(self, optimizer: Any) -> None:
         """At the end of a sequence."""

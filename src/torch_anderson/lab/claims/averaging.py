@@ -126,7 +126,7 @@ def squared(ratio: Interval) -> Interval:
 def window_variance(runs: Sequence[Run]) -> Finding:
     """Reproduced if the exponent of the late oscillation against the window has an interval below 0."""
     groups, _ = windows(runs)
-    found = studied_trend(groups, AMPLITUDE.of, "average-window")
+    found = studied_trend(groups, AMPLITUDE.value, "average-window")
     own = f"By the paper's formula the ratio rises with t, from {variance_ratio(2):.3g} at 2 towards 1/3."
     figure = trend_figure("Oscillation against the window", "average_window", AMPLITUDE.label, measured=found.line)
     return Finding(found.slope.below(0), f"Oscillation {found} {own}", figure)
@@ -169,7 +169,7 @@ def steps_to_target(run: Run, base: Run) -> float:
 def larger_tolerance(runs: Sequence[Run]) -> Finding:
     """Reproduced if the exponent of the share of averaged steps against average_tolerance has an interval below 0."""
     groups = studied(runs, "tolerance", TASK, "anderson+average", "average_tolerance")
-    found = studied_trend(groups, AVERAGED.of, "tolerance")
+    found = studied_trend(groups, AVERAGED.value, "tolerance")
     figure = trend_figure("How often it averages", "average_tolerance", "share of steps", measured=found.line)
     return Finding(found.slope.below(0), f"Share of averaged steps {found}", figure)
 
@@ -194,4 +194,4 @@ def only_where_needed(runs: Sequence[Run]) -> Finding:
 
 def averaged_mean(runs: BySeed) -> float:
     """Mean share of averaged steps."""
-    return sum(AVERAGED.of(run) for run in runs.values()) / len(runs)
+    return sum(AVERAGED.value(run) for run in runs.values()) / len(runs)

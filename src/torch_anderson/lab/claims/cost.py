@@ -159,7 +159,7 @@ def cost_figure(measured: Sequence[Point]) -> Curve:
 def cost_period(runs: Sequence[Run]) -> Finding:
     """Reproduced if the exponent of the CPU time of a step against the period has an interval below 0."""
     found, _ = timed(runs)
-    result = studied_trend(sweep(found, "period", "store_period"), SECONDS.of, STUDY)
+    result = studied_trend(sweep(found, "period", "store_period"), SECONDS.value, STUDY)
     return Finding(
         result.slope.below(0), f"Seconds {result}", trend_figure("Cost", "period", "seconds", measured=result.line)
     )

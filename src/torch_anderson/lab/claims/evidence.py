@@ -120,7 +120,7 @@ class Comparison:
 def compare(text: str, runs: BySeed, others: BySeed, measure: Measure) -> Comparison:
     """The ratio over the common seeds."""
     seeds = sorted(runs.keys() & others.keys())
-    measured = [[measure.of(side[seed]) for seed in seeds] for side in (runs, others)]
+    measured = [[measure.value(side[seed]) for seed in seeds] for side in (runs, others)]
     values, lost = penalised(measured), int((~np.isfinite(measured)).sum())
     ratios = values[0] / values[1]
     lower, largest = int((ratios < 1).sum()), float(ratios.max(initial=0))

@@ -28,7 +28,7 @@ class Measure:
     """A positive quantity that is computed from a run; infinite if the run diverged."""
 
     label: str
-    of: Callable[[Run], float]
+    value: Callable[[Run], float]
 
 
 def final(run: Run, metric: str = METRIC) -> float:

@@ -43,7 +43,7 @@ def oscillations_fall(runs: Sequence[Run]) -> Finding:
     number of steps, has an interval below 0.
     """
     groups = studied(runs, "batch-size", TASK, "base", "batch_size")
-    found = studied_trend(groups, AMPLITUDE.of, "batch-size")
+    found = studied_trend(groups, AMPLITUDE.value, "batch-size")
     sizes, first = np.array(found.line[0]), found.line[1][0]
     figure = trend_figure(
         "Oscillation against batch size",
@@ -67,7 +67,7 @@ def inversely_proportional(runs: Sequence[Run]) -> Finding:
     minimum the MSE varies with the square of an oscillation of the weights, which then has half the exponent.)
     """
     groups = studied(runs, "batch-size", TASK, "base", "batch_size")
-    found = studied_trend(groups, AMPLITUDE.of, "batch-size")
+    found = studied_trend(groups, AMPLITUDE.value, "batch-size")
     return Finding(found.slope.within(-1.25, -0.75), f"Oscillation {found}")
 
 
@@ -92,7 +92,7 @@ def noise_hinders(runs: Sequence[Run]) -> Finding:
 
 def ratio_to(bases: dict[int, BySeed], run: Run) -> float:
     """Late training loss relative to base with the same batch size and seed; infinite if it diverged."""
-    ours, theirs = TRAINING_LOSS.of(run), TRAINING_LOSS.of(bases[setting(run, "batch_size")][run.seed])
+    ours, theirs = TRAINING_LOSS.value(run), TRAINING_LOSS.value(bases[setting(run, "batch_size")][run.seed])
     if isfinite(theirs):
         return ours / theirs
     return 1 / PENALTY if isfinite(ours) else inf
@@ -125,7 +125,7 @@ def collinearity_store_period(runs: Sequence[Run]) -> Finding:
 def collinearity(runs: Sequence[Run], name: str) -> Finding:
     """How the condition number depends on a setting."""
     groups = studied(with_full_jumps(runs, False), "collinearity", TASK, "anderson", name)
-    found = studied_trend(groups, CONDITION.of, "collinearity")
+    found = studied_trend(groups, CONDITION.value, "collinearity")
     figure = trend_figure(f"Co-linearity against {name}", name, "condition number of R", measured=found.line)
     return Finding(found.slope.below(0), f"Condition number {found}", figure)
 
@@ -140,7 +140,7 @@ def less_often(runs: Sequence[Run]) -> Finding:
     0.
     """
     groups = studied(with_full_jumps(runs, True), "stability", TASK, "anderson", "period")
-    found = studied_trend(groups, FINAL.of, "stability")
+    found = studied_trend(groups, FINAL.value, "stability")
     base = by_seed(alike(runs, "base", next(iter(groups.values()))))
     figure = trend_figure("Where it ends against the period", "period", "final validation MSE", measured=found.line)
     return Finding(found.slope.below(0), f"Final validation MSE {found} {beside_base(base)}".strip(), figure)

@@ -75,7 +75,7 @@ def burgers() -> Case:
 
 
 def burgers_fixed() -> Case:
-    """The same equation with 3,200 points inside and 320 at the edges, drawn once for a run."""
+    """Burgers' equation with 3,200 points inside and 320 at the edges, drawn once for a run."""
     terms = {
         "interior": Term(burgers_residual, box((0, 1), (-1, 1))(FIXED_INTERIOR)),
         "edges": Term(known, burgers_edges(FIXED_EDGES)),
@@ -84,7 +84,7 @@ def burgers_fixed() -> Case:
 
 
 def burgers_wide() -> Case:
-    """The same equation with drawn points and 3 layers of 200 neurons: 81,201 weights."""
+    """Burgers' equation with drawn points and 3 layers of 200 neurons: 81,201 weights."""
     return replace(burgers(), model=network(2, 200, 3))
 
 
@@ -279,7 +279,7 @@ def poisson3d() -> Case:
 
 
 def sum_of_cosines(point: Tensor) -> Tensor:
-    """Of pi times each coordinate."""
+    """cos(pi x_1) + ... + cos(pi x_d)."""
     return torch.cos(PI * point).sum(-1)
 
 

@@ -87,7 +87,7 @@ class BurgersProblem(Problem):
         return mse_u, self.operator.mean_square(batch.interior, batch.forcing)
 
     def _objective(self) -> Objective:
-        """The loss, point by point: at the points of the batch if they stay for ever, else at points of its own."""
+        """Residuals at single points: those of the batch if it never changes (``hold`` 0), otherwise new ones."""
         residual = partial(burgers_residual, self.task.viscosity)
         if not self.task.hold:
             boundary, solution, interior, forcing = self.batch(0)

@@ -117,7 +117,7 @@ class Summary:
 
 
 def summary(ratios: Iterable[float], failed: int = 0, left_out: int = 0) -> Summary:
-    """Of these ratios; without any, numbers that are not defined."""
+    """Summarize ratios; mean and maximum are NaN if there are none."""
     values = list(ratios)
     if not values:
         return Summary(math.nan, math.nan, 0, failed, left_out)
