@@ -1,4 +1,4 @@
-"""What the tangent driver keeps: traced residuals; vectors, numbers and counts, in and out of checkpoints."""
+"""The memory of the tangent driver: traced residuals, numbers of samples, and vectors and numbers of checkpoints."""
 
 from __future__ import annotations
 
