@@ -69,9 +69,9 @@ def least_squares(seed: int, *, matrices_only: bool = False) -> Problem:
     return _least_squares_problem(seed, noise=0.0)
 
 
-def noisy_least_squares(seed: int, *, matrices_only: bool = False) -> Problem:
+def noisy_least_squares(seed: int, *, matrices_only: bool = False, steps: int = 1000) -> Problem:
     """Least squares with 0.1 * randn added to each entry of the gradient of |Ax - b|^2 / 2."""
-    return _least_squares_problem(seed, noise=0.1)
+    return _least_squares_problem(seed, noise=0.1, steps=steps)
 
 
 def rosenbrock(seed: int, *, matrices_only: bool = False) -> Problem:
@@ -128,8 +128,8 @@ def _batches(seed: int, examples: int, batch_size: int, steps: int) -> list[Tens
     return batches[:steps]
 
 
-def _least_squares_problem(seed: int, noise: float) -> Problem:
-    steps, rows, n = 1000, 400, 200
+def _least_squares_problem(seed: int, noise: float, steps: int = 1000) -> Problem:
+    rows, n = 400, 200
     generator = _generator(seed)
     spectrum = torch.from_numpy(np.logspace(0, -1.5, n))
     A = torch.randn(rows, n, dtype=torch.float64, generator=generator) * spectrum

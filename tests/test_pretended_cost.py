@@ -106,6 +106,7 @@ def assert_within(limit, steps, summary=max):
 EVERY_STEP = {"residual": "step"}
 
 
+@pytest.mark.slow
 @on_device
 def test_the_mean_cost_of_an_acceleration_in_each_step_is_limited():
     cases = [(partial(network, *widths), base) for widths in MODELS.values() for base in FEW_BASES.values()]

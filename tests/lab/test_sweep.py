@@ -125,6 +125,7 @@ def test_a_run_with_values_of_a_wrong_kind_is_damaged_too(tmp_path, name, change
     assert made.status == "finished"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("damage", "jobs"),
     [(lambda whole: b"", 1), (lambda whole: b"", 2), (lambda whole: whole[:9999], 1), (lambda whole: b"x" * 99, 1)],
@@ -208,6 +209,7 @@ def test_two_sweeps_do_not_write_the_same_run(tmp_path):
         pass
 
 
+@pytest.mark.slow
 def test_killed_process_leaves_no_broken_file_and_the_next_one_completes(tmp_path, undisturbed):
     for moment in (0.05, 0.2, 0.4, 0.6, 0.8):
         pid = os.fork()

@@ -171,6 +171,7 @@ def test_the_whole_race_in_small_and_again_without_a_new_run(tmp_path):
     assert (tmp_path / "page" / "README.md").read_text() == page
 
 
+@pytest.mark.slow
 def test_a_wrong_name_is_answered_with_the_nearest(tmp_path):
     said = race(tmp_path, "--tasks", "digit")
     assert said.returncode == 2
