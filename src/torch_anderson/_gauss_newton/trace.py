@@ -9,7 +9,8 @@ compares their results with those of ``torch.func``, and does without them where
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -47,7 +48,7 @@ def trace(function: Function, arguments: Sequence[Tensor]) -> GraphModule:
     from torch._functorch.compile_utils import fx_graph_cse
     from torch.fx.experimental.proxy_tensor import make_fx
 
-    with torch.no_grad():
+    with torch.no_grad(), _one_fake_mode():
         module = make_fx(function)(*arguments)
     module.graph.eliminate_dead_code()
     zeros = _fold(module)
@@ -59,6 +60,16 @@ def trace(function: Function, arguments: Sequence[Tensor]) -> GraphModule:
         module.graph.eliminate_dead_code()
     module.recompile()
     return module
+
+
+@contextmanager
+def _one_fake_mode() -> Iterator[None]:
+    """Let all nodes of a trace share one mode for their shapes: by default each makes its own, half of the time."""
+    from torch._guards import TracingContext, tracing
+    from torch._subclasses.fake_tensor import FakeTensorMode
+
+    with tracing(TracingContext(FakeTensorMode(allow_fallback_kernels=True))):
+        yield
 
 
 def _fold(module: GraphModule) -> set[Node]:
