@@ -20,6 +20,8 @@ Values = dict[str, Tensor]
 """Outputs (samples, p) by the names of terms."""
 FLAT = 1e-10
 """Eigenvalues of H below this part of the largest one of the sample count as 0."""
+AT_ONCE = 1_000_000
+"""Outputs for which losses are evaluated at the same time."""
 
 
 class Squares:
@@ -67,8 +69,9 @@ class Convex:
 
     def along(self, start: Tensor, slope: Tensor, bend: Tensor, lengths: Tensor) -> Tensor:
         """The sum of losses at outputs start + a slope + a^2 bend, for each of the lengths a."""
-        found = [self.each(start + a * slope + a**2 * bend).sum().double().cpu() for a in lengths.tolist()]
-        return torch.stack(found)
+        at_once = max(1, AT_ONCE // max(start.numel(), 1))
+        sums = torch.vmap(lambda a: self.each(start + a * slope + a**2 * bend).sum(), chunk_size=at_once)
+        return sums(lengths.to(start)).double().cpu()
 
     def expand(self, outputs: Tensor) -> tuple[Tensor, Tensor]:
         """r (k, p), and L' as weights (p, k, p) of the outputs in it."""

@@ -100,8 +100,8 @@ class TangentState:
         return max(1, round(self.blocks))
 
     def damping(self, loss: float, all_fitted: bool) -> float:
-        """The damping for the loss of the fitted samples; grows with the square of the number of rows."""
-        return max(DAMPING * self.whole_blocks**2, ALL_FITTED if all_fitted else 0.0) * loss * self.boost
+        """The damping for the loss of the fitted samples; grows with the number of rows."""
+        return max(DAMPING * self.whole_blocks, ALL_FITTED if all_fitted else 0.0) * loss * self.boost
 
     def accept(self, found: Found) -> None:
         """Adapt length and damping to a jump that was made."""

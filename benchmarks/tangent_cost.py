@@ -1,0 +1,95 @@
+"""Cost of one jump along the tangent on Burgers' equation, in ordinary gradients on the same samples.
+
+    OMP_NUM_THREADS=1 python -m benchmarks.tangent_cost
+
+Processor time, median of jumps over median of gradients, which take turns; and the peak memory of a process of its own.
+A third of the samples is fitted. With "dense", no rows are stored as factors.
+"""
+
+import resource
+import time
+from contextlib import ExitStack
+from dataclasses import replace
+from multiprocessing import get_context
+from statistics import median
+from typing import NamedTuple
+from unittest.mock import patch
+
+import torch
+from torch.optim import Adam
+
+from benchmarks.report import header, table
+from benchmarks.tangent_equations import burgers, network
+from torch_anderson import GaussNewton, Objective
+from torch_anderson._gauss_newton import rows, tangent_memory
+
+JUMPS = 9
+
+
+class Setting(NamedTuple):
+    layers: int
+    width: int
+    samples: int
+    dense: bool = False
+
+
+SETTINGS = [
+    Setting(4, 20, 1500),
+    Setting(3, 200, 768),
+    Setting(3, 200, 768, dense=True),
+    Setting(3, 225, 768),
+    Setting(3, 700, 768),
+    Setting(3, 700, 1500),
+]
+
+
+def seconds(call, *arguments) -> float:
+    start = time.process_time()
+    call(*arguments)
+    return time.process_time() - start
+
+
+def measure(setting: Setting) -> list[str]:
+    """A row of the table, measured in a process of its own."""
+    torch.set_num_threads(1)
+    torch.set_default_dtype(torch.float64)
+    torch.manual_seed(0)
+    with ExitStack() as changed:
+        changed.enter_context(patch.object(tangent_memory, "ROWS", setting.samples // 3))
+        if setting.dense:
+            changed.enter_context(patch.object(rows, "LARGE", float("inf")))
+        _, terms, *_ = burgers()
+        edges = setting.samples // 5
+        counts = {"interior": setting.samples - edges, "edges": edges}
+        terms = {name: replace(term, count=counts[name]) for name, term in terms.items()}
+        model = network(2, setting.width, setting.layers)
+        objective, plain = Objective(model, **terms), Objective(model, **terms)
+        optimizer = GaussNewton(Adam(model.parameters()))
+        optimizer.step(objective)
+        jumps, gradients = [], []
+        while len(jumps) < JUMPS:
+            before = optimizer.stats.counts["attempted"]
+            spent = seconds(optimizer.step, objective)
+            if optimizer.stats.counts["attempted"] > before:  # not a step of the base
+                jumps.append(spent)
+            gradients.append(seconds(plain))
+    jump, gradient = median(jumps), median(gradients)
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20
+    weights = sum(p.numel() for p in model.parameters())
+    kind = "dense" if setting.dense else "as chosen"
+    size = f"{setting.layers} x {setting.width}", f"{weights:,}", f"{setting.samples:,}"
+    return [*size, optimizer.stats.latest.rank, kind, f"{1e3 * jump:.0f}", f"{jump / gradient:.2f}", f"{peak:.2f}"]
+
+
+def main() -> None:
+    columns = ["network", "weights", "samples", "rows", "storage", "ms", "jump, in gradients", "peak GB"]
+    found = []
+    for setting in SETTINGS:
+        with get_context("spawn").Pool(1) as alone:
+            found.append(alone.apply(measure, (setting,)))
+    print(header())
+    print(table(found, columns))
+
+
+if __name__ == "__main__":
+    main()
