@@ -156,10 +156,16 @@ def variants(base: str, label: str) -> Iterator[Method]:
 
 
 def second_order() -> list[Method]:
-    """Peers that use curvature."""
+    """Peers that use curvature; quasi-Newton methods use traced losses, which ends with a crash on some problems."""
+    quasi_newton = {
+        "adam-lbfgs": ("Adam, then L-BFGS", lbfgs),
+        "ssbroyden": ("Adam, then self-scaled Broyden", ssbroyden),
+    }
     return [
-        Method("adam-lbfgs", "Adam, then L-BFGS", partial(lbfgs, PERIOD)),
-        Method("ssbroyden", "Adam, then self-scaled Broyden", partial(ssbroyden, PERIOD)),
+        *(
+            Method(name, label, partial(run, PERIOD), suits=lambda problem: not problem.crashes)
+            for name, (label, run) in quasi_newton.items()
+        ),
         Method("levenberg-marquardt", "torch-levenberg-marquardt", levenberg_marquardt, needs=(PACKAGE,)),
     ]
 
