@@ -59,6 +59,13 @@ VARIANTS: dict[str, list[tuple[Any, str, Any]]] = {
     "damping independent of the number of rows": [
         (tangent_state.TangentState, "damping", lambda self, loss, all_fitted: 1e-3 * loss * self.boost)
     ],
+    "damping by the square of the number of rows": [
+        (
+            tangent_state.TangentState,
+            "damping",
+            lambda self, loss, all_fitted: 1e-3 * self.whole_blocks**2 * loss * self.boost,
+        )
+    ],
 }
 
 

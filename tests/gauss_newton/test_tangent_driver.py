@@ -8,6 +8,7 @@ from torch.optim import SGD, Adam
 from training import assert_same, weights
 
 from torch_anderson import GaussNewton, Objective, Term
+from torch_anderson._gauss_newton.tangent_state import TangentState
 
 # ------------------------------------------------------------------------------------------------- who makes the steps
 
@@ -212,3 +213,16 @@ def test_fixed_samples_are_all_fitted_at_once_where_that_is_cheap(count, fitted)
     residuals, state = optimizer._driver.residuals, optimizer._driver.state
     found = optimizer._driver.plan(residuals, {}, state.whole_blocks)
     assert 2 * found.fitted["fit"] == fitted
+
+
+def test_a_lucky_base_step_does_not_outlive_many_that_gain_nothing():
+    """Jumps that gain a little go on as soon as a stretch of base steps has shown that these gain nothing."""
+    state = TangentState(share=0.3, cost=5.0, jump_rate=0.01)
+    state.since = 1
+    state.book_base(0.8)
+    state.decide(0.3)
+    assert state.wait > 5
+    state.since = state.wait
+    state.book_base(0.0)
+    state.decide(0.3)
+    assert state.wait == 0

@@ -134,11 +134,12 @@ class TangentState:
     def book_base(self, gain: float, noisy: bool = False) -> None:
         """Enter what the base steps since the last jump gained.
 
-        The first measurement counts little, as the first base step gains more than those after it; except where samples
-        change, as it is then a mean over many steps.
+        A single one counts little, as it gains more than those after it; many steps together replace what was measured
+        before. Where samples change, a measurement is noise to a part and counts little, but for the first.
         """
-        weight = 1.0 if noisy and not self.base_rate else 1 - SMOOTHING
-        self.base_rate += weight * (gain / max(self.since, 1) - self.base_rate)
+        first, steps = noisy and not self.base_rate, max(self.since, 1)
+        weight = 1.0 if first else 1 - SMOOTHING ** (1 if noisy else steps)
+        self.base_rate += weight * (gain / steps - self.base_rate)
         if self.compares:
             self.next_trial = RARER * (self.jumps + 1)
 
