@@ -9,7 +9,7 @@ compares their results with those of ``torch.func``, and does without them where
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -45,7 +45,6 @@ class Untraceable(Exception):
 
 def trace(function: Function, arguments: Sequence[Tensor]) -> GraphModule:
     """The function as a graph for arguments of these shapes, without needless operations."""
-    from torch._functorch.compile_utils import fx_graph_cse
     from torch.fx.experimental.proxy_tensor import make_fx
 
     with torch.no_grad(), _one_fake_mode():
@@ -55,9 +54,8 @@ def trace(function: Function, arguments: Sequence[Tensor]) -> GraphModule:
     _without_writes(module.graph)
     _simplify(module.graph, zeros)
     module.graph.eliminate_dead_code()
-    for _ in range(2):
-        module.graph = fx_graph_cse(module.graph)
-        module.graph.eliminate_dead_code()
+    _merge(module.graph)
+    module.graph.eliminate_dead_code()
     module.recompile()
     return module
 
@@ -119,6 +117,29 @@ def _simplify(graph: Graph, zeros: set[Node]) -> None:
             node.replace_all_uses_with(same)
         elif node.target in RESHAPES and node.args[0].target in RESHAPES:
             node.args = (node.args[0].args[0], *node.args[1:])
+
+
+def _merge(graph: Graph) -> None:
+    """Compute equal expressions once. torch's own function for it would load the compiler, which takes a second."""
+    first: dict[Any, Node] = {}
+    for node in graph.nodes:
+        random = torch.Tag.nondeterministic_seeded in getattr(node.target, "tags", ())
+        if node.op != "call_function" or random:
+            continue
+        same = first.setdefault((node.target, _key(node.args), _key(node.kwargs)), node)
+        if same is not node:
+            node.replace_all_uses_with(same)
+
+
+def _key(argument: Any) -> Any:
+    """The argument of a node as a key of a dictionary; 1, 1.0 and True, and 0.0 and -0.0, have different ones."""
+    if isinstance(argument, Node):
+        return argument
+    if isinstance(argument, Mapping):
+        return tuple((name, _key(value)) for name, value in sorted(argument.items()))
+    if isinstance(argument, list | tuple):
+        return tuple(map(_key, argument))
+    return type(argument), repr(argument)
 
 
 def _is_zero(node: Node, zeros: set[Node]) -> bool:
