@@ -12,6 +12,7 @@ from torch.optim import SGD, Adam
 from training import weights
 
 from torch_anderson import GaussNewton, Objective, Term
+from torch_anderson._gauss_newton import batch as batches
 from torch_anderson._gauss_newton import jump
 from torch_anderson._gauss_newton.batch import Batch, Convex, Squares
 from torch_anderson._gauss_newton.residuals import Residuals
@@ -235,3 +236,15 @@ def test_weights_of_terms_are_factors_of_the_loss():
     )
     trained(model, objective, 20, lambda p: SGD(p, lr=1e-3))
     assert model.weight.item() == pytest.approx(2.0)
+
+
+@pytest.mark.parametrize("at_once", [1, 100, 10**6])
+def test_losses_along_a_parabola_are_those_at_its_points(at_once, monkeypatch):
+    monkeypatch.setattr(batches, "AT_ONCE", at_once)
+    torch.manual_seed(0)
+    start, slope, bend = torch.randn(3, 7, 4, dtype=torch.float64)
+    labels, lengths = torch.randint(4, (7,)), torch.tensor([0.1, 0.5, 2.0], dtype=torch.float64)
+    convex = Convex(cross_entropy, torch.Size([4]), (labels,))
+    points = [start + a * slope + a**2 * bend for a in lengths]
+    expected = [float(cross_entropy(outputs, labels, reduction="sum")) for outputs in points]
+    assert convex.along(start, slope, bend, lengths).tolist() == pytest.approx(expected)
