@@ -47,8 +47,12 @@ def main(bases: list[str], seeds: list[int], steps: int) -> None:
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--bases", nargs="+", default=["RAdam", "Adagrad"], choices=BASES, metavar="BASE")
+    parser.add_argument(
+        "--bases", nargs="+", default=["RAdam", "Adagrad"], choices={*BASES} - {"LBFGS"}, metavar="BASE"
+    )
     parser.add_argument("--seeds", nargs="+", type=int, default=[0, 1, 2, 3, 4])
     parser.add_argument("--steps", type=int, default=6000, help=f"a multiple of {LENGTH}")
     arguments = parser.parse_args()
+    if arguments.steps % LENGTH:
+        parser.error(f"--steps must be a multiple of {LENGTH}")
     main(arguments.bases, arguments.seeds, arguments.steps)

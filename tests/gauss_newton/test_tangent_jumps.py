@@ -248,3 +248,16 @@ def test_losses_along_a_parabola_are_those_at_its_points(at_once, monkeypatch):
     points = [start + a * slope + a**2 * bend for a in lengths]
     expected = [float(cross_entropy(outputs, labels, reduction="sum")) for outputs in points]
     assert convex.along(start, slope, bend, lengths).tolist() == pytest.approx(expected)
+
+
+def test_a_loss_may_write_to_what_it_is_given():
+    def loss(output, target):
+        difference = target.clone()
+        difference -= output
+        return difference.square().sum()
+
+    model = network()
+    term = Term(lambda u, x, y: (u(x), y), (X, torch.sin(3 * X[:, 0])), loss=loss)
+    optimizer = GaussNewton(Adam(model.parameters()))
+    losses = [float(optimizer.step(Objective(model, only=term))) for _ in range(3)]
+    assert optimizer.stats.counts["accepted"] == 3 and losses[-1] < losses[0]

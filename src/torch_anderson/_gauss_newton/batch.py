@@ -69,9 +69,15 @@ class Convex:
 
     def along(self, start: Tensor, slope: Tensor, bend: Tensor, lengths: Tensor) -> Tensor:
         """The sum of losses at outputs start + a slope + a^2 bend, for each of the lengths a."""
-        at_once = max(1, AT_ONCE // max(start.numel(), 1))
-        sums = torch.vmap(lambda a: self.each(start + a * slope + a**2 * bend).sum(), chunk_size=at_once)
-        return sums(lengths.to(start)).double().cpu()
+        some = lengths.to(start).split(max(1, AT_ONCE // max(start.numel(), 1)))
+        return torch.cat([self._along(start, slope, bend, a.view(-1, 1, 1)) for a in some]).double().cpu()
+
+    def _along(self, start: Tensor, slope: Tensor, bend: Tensor, lengths: Tensor) -> Tensor:
+        # All samples at all lengths as one batch: a second vmap would refuse functions that write to the rest.
+        count = len(lengths)
+        outputs = (start + lengths * slope + lengths**2 * bend).flatten(0, 1)
+        rest = tuple(x.expand(count, *x.shape).flatten(0, 1) for x in self.rest)
+        return Convex(self.function, self.shape, rest).each(outputs).view(count, -1).sum(1)
 
     def expand(self, outputs: Tensor) -> tuple[Tensor, Tensor]:
         """r (k, p), and L' as weights (p, k, p) of the outputs in it."""

@@ -128,14 +128,14 @@ class TangentState:
             self.blocks = max(self.blocks / GROWTH, 1.0)
 
     def postpone(self) -> None:
-        """Wait longer after a jump that could not be tried."""
-        self.since, self.wait = 0, min(max(2 * self.wait, 1), LONGEST_WAIT)
+        """Wait after a jump that could not be tried for as many base steps as were made since the last one that was."""
+        self.wait = self.since + min(max(self.since, 1), LONGEST_WAIT)
 
     def book_base(self, gain: float, noisy: bool = False) -> None:
         """Enter what the base steps since the last jump gained.
 
-        A single one counts little, as it gains more than those after it; many steps together replace what was measured
-        before. Where samples change, a measurement is noise to a part and counts little, but for the first.
+        A single step counts little, as it gains more than those after it; many steps together replace what was measured
+        before. Where samples change, a measurement is partly noise: all but the first count little.
         """
         first, steps = noisy and not self.base_rate, max(self.since, 1)
         weight = 1.0 if first else 1 - SMOOTHING ** (1 if noisy else steps)

@@ -62,7 +62,7 @@ def trace(function: Function, arguments: Sequence[Tensor]) -> GraphModule:
 
 @contextmanager
 def _one_fake_mode() -> Iterator[None]:
-    """Let all nodes of a trace share one mode for their shapes: by default each makes its own, half of the time."""
+    """Let all nodes of a trace share one mode for their shapes: if each makes its own, tracing takes twice as long."""
     from torch._guards import TracingContext, tracing
     from torch._subclasses.fake_tensor import FakeTensorMode
 
@@ -124,7 +124,7 @@ def _merge(graph: Graph) -> None:
     first: dict[Any, Node] = {}
     for node in graph.nodes:
         random = torch.Tag.nondeterministic_seeded in getattr(node.target, "tags", ())
-        if node.op != "call_function" or random:
+        if node.op != "call_function" or random or node.is_impure():
             continue
         same = first.setdefault((node.target, _key(node.args), _key(node.kwargs)), node)
         if same is not node:

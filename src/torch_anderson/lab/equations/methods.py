@@ -156,7 +156,7 @@ def variants(base: str, label: str) -> Iterator[Method]:
 
 
 def second_order() -> list[Method]:
-    """Peers that use curvature; quasi-Newton methods use traced losses, which ends with a crash on some problems."""
+    """Peers that use curvature. Those with traced losses are left out where tracing the loss crashes torch."""
     quasi_newton = {
         "adam-lbfgs": ("Adam, then L-BFGS", lbfgs),
         "ssbroyden": ("Adam, then self-scaled Broyden", ssbroyden),
