@@ -314,16 +314,16 @@ def defaults(task: str) -> dict[str, Any]:
 
 
 def estimate_seconds(spec: Spec, budget: float = 0.4) -> float:
-    """Estimated seconds of a run, from its first steps; takes about ``budget`` seconds."""
+    """Estimated processor seconds of a run, from its first steps; takes about ``budget`` seconds."""
     task, method = spec.resolve(), METHODS[spec.method]
     with one_thread(), torch.random.fork_rng(devices=[]):
         training = Training(task, method, spec.seed, spec.rate)
         for _ in range(2):
             training.advance()
-        first, started = training.step, time.perf_counter()
-        while time.perf_counter() - started < budget and not training.outcome:
+        first, started = training.step, time.process_time()
+        while time.process_time() - started < budget and not training.outcome:
             training.advance()
-        spent = time.perf_counter() - started
+        spent = time.process_time() - started
     return spent * task.steps / max(training.step - first, 1)
 
 
