@@ -86,28 +86,64 @@ def test_the_bend_solves_for_the_second_derivative_along_the_jump():
     torch.testing.assert_close(move.bend, expected, rtol=1e-2, atol=1e-3 * float(expected.abs().max()))
 
 
+def test_the_twist_solves_for_the_third_order_along_the_curve():
+    model, damping = network(), 1e-2
+    residual, w = dense(model, fit_sine, X[:20])
+    slopes = torch.autograd.functional.jacobian(residual, w)
+    move = jump.fit(measured(model), torch.zeros_like(w), damping, 1e-2, Memory())
+
+    def along(*directions):
+        function = residual
+        for direction in directions:
+            function = lambda z, f=function, d=direction: torch.func.jvp(f, (z,), (d,))[1]  # noqa: E731
+        return function(w)
+
+    third = 3 * along(move.jump, move.bend) - along(move.jump, move.jump, move.jump)
+    eye = torch.eye(len(w), dtype=torch.float64)
+    expected = torch.linalg.solve(slopes.T @ slopes + damping * eye, slopes.T @ third)
+    torch.testing.assert_close(move.twist, expected, rtol=1e-2, atol=1e-2 * float(expected.abs().max()))
+
+
+class One(nn.Module):
+    """A network whose output is its only weight."""
+
+    def __init__(self, w):
+        super().__init__()
+        self.w = nn.Parameter(torch.tensor([w], dtype=torch.float64))
+
+    def forward(self, x):
+        return self.w * x
+
+
+def fitted_one(function, w, damping, length):
+    """The curve of a jump for residuals of one weight."""
+    found = measured(One(w), function, points=torch.ones(1, 1).double(), fitted=1, weight=1.0)
+    return jump.fit(found, torch.zeros(1).double(), damping, length, Memory())
+
+
 def test_geodesic_acceleration_follows_a_parabola_in_closed_form():
     """r = (w, w + c w^2 - 1) with one weight: r'' = 2 c jump^2 in the second residual alone."""
-    c, w, damping, length = 0.7, 0.5, 0.1, 0.5
-
-    class One(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.w = nn.Parameter(torch.tensor([w], dtype=torch.float64))
-
-        def forward(self, x):
-            return self.w * x
-
-    def function(u, x):
-        return u(x), u(x) + c * u(x) ** 2 - 1
-
-    found = measured(One(), function, points=torch.ones(1, 1).double(), fitted=1, weight=1.0)
-    move = jump.fit(found, torch.zeros(1).double(), damping, length, Memory())
+    c, w, damping = 0.7, 0.5, 0.1
+    move = fitted_one(lambda u, x: (u(x), u(x) + c * u(x) ** 2 - 1), w, damping, length=0.5)
     slope = 1 + 2 * c * w
     normal = 1 + slope**2 + damping
     step = (w + slope * (w + c * w**2 - 1)) / normal
+    bend = slope * 2 * c * step**2 / normal
     assert float(move.jump) == pytest.approx(step)
-    assert float(move.bend) == pytest.approx(slope * 2 * c * step**2 / normal)
+    assert float(move.bend) == pytest.approx(bend)
+    assert float(move.twist) == pytest.approx(slope * 3 * 2 * c * step * bend / normal, rel=0.1)
+
+
+def test_along_the_curve_a_residual_falls_in_proportion_to_the_length_to_third_order():
+    """r = e^w - 1: without damping w(a) = log((1 - a) e^w + a), so that r(w(a)) = (1 - a) r."""
+    w, length = 0.8, 0.02
+    move = fitted_one(lambda u, x: torch.exp(u(x)) - 1, w, 0.0, length)
+    ends = [math.log((1 - a) * math.exp(w) + a) for a in (0.1, 0.2, 0.4)]
+    found = [w - float(move.to(a)) for a in (0.1, 0.2, 0.4)]
+    errors = [abs(one - other) for one, other in zip(found, ends, strict=True)]
+    assert errors[0] < 1e-4
+    assert 12 < errors[1] / errors[0] < 22, "fourth order"
+    assert 12 < errors[2] / errors[1] < 22, "fourth order"
 
 
 @pytest.mark.parametrize("kind", ["cross_entropy", "huber", "squares as a function"])

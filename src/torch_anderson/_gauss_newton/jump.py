@@ -24,8 +24,10 @@ MOMENTUM = 0.5
 """mu."""
 PROBE = 0.2
 """h, as a part of the length of the last jump."""
-MOST_BEND = 0.75
-"""The bend is shortened such that it changes the jump by at most this part of its length."""
+MOST_BEND, MOST_TWIST = 0.75, 0.5
+"""Bend and twist are shortened such that each changes the jump by at most this part of its length."""
+PROBES = 3
+"""Evaluations of the fitted samples that show the curve."""
 SHORTEST, LONGEST = 1 / 256, 1.0
 """Lengths of jumps; at 1 the linear model is at its minimum."""
 NEAR = 1.6
@@ -72,12 +74,17 @@ class Model:
 
 @dataclass
 class Move:
-    """The curve of weights along which to jump."""
+    """The curve of weights along which to jump: to third order, residuals on it fall in proportion to the length."""
 
     jump: Tensor
     bend: Tensor
+    twist: Tensor
     promised: float
     """The loss of fitted samples that the linear model promises at length 1."""
+
+    def to(self, length: float) -> Tensor:
+        """How far the weights have moved, with the opposite sign."""
+        return length * self.jump + length**2 / 2 * self.bend + length**3 / 6 * self.twist
 
 
 def measure(
@@ -110,20 +117,41 @@ def _completed(residuals: Residuals, batch: Batch, weights: Tensor, known: dict[
 
 
 def fit(model: Model, before: Tensor, damping: float, length: float, memory: Memory) -> Move:
-    """The jump with momentum, and its bend from one more evaluation of the fitted samples."""
+    """The jump with momentum; its bend and twist from three more evaluations of the fitted samples.
+
+    With d, b, c for jump, bend and twist, and derivatives r2, r3 of the residuals along d, the terms of second and
+    third order in r(w - h d - h^2/2 b - h^3/6 c) vanish if J b = r2 and J c = 3 r2(d, b) - r3. Differences give
+
+        ahead  = r(w - h d) - r + h J d               = h^2/2 r2 - h^3/6 r3,
+        behind = r(w + h d) - r - h J d               = h^2/2 r2 + h^3/6 r3,
+        bent   = r(w - h d - h^2/2 b) - r + h J d + h^2/2 J b = ahead + h^3/2 r2(d, b),
+
+    each up to terms of fourth order.
+    """
     normal = Normal(model.rows, damping, model.ranks, memory)
     jump = MOMENTUM * before + normal.solve(model.right - MOMENTUM * (model.rows @ before))
-    slope = model.rows @ jump
-    h = PROBE * length
-    there = model.at(model.weights - h * jump, model.batch.first)
-    change = weighted_change(model.sums, model.seen, there)
-    bend = normal.solve(2 / h**2 * (change + h * slope))
-    size, most = float(bend.norm()) * length / 2, MOST_BEND * float(jump.norm())
-    if not size <= most:
-        bend = bend * (most / size) if size < torch.inf else torch.zeros_like(bend)
+    slope, h, size = model.rows @ jump, PROBE * length, float(jump.norm())
+
+    def change(step: Tensor) -> Tensor:
+        there = model.at(model.weights - step, model.batch.first)
+        return weighted_change(model.sums, model.seen, there)
+
+    ahead, behind = change(h * jump) + h * slope, change(-h * jump) - h * slope
+    bend = _at_most(normal.solve((ahead + behind) / h**2), MOST_BEND * size / (length / 2))
+    bent = change(h * jump + h**2 / 2 * bend) + h * slope + h**2 / 2 * (model.rows @ bend)
+    third = 6 / h**3 * (bent - ahead) - 3 / h**3 * (behind - ahead)
+    twist = _at_most(normal.solve(third), MOST_TWIST * size / (length**2 / 6))
     left = model.right - slope
     promised = model.fitted - model.square + float(model.ranks.mean(left @ left))
-    return Move(jump, bend, promised)
+    return Move(jump, bend, twist, promised)
+
+
+def _at_most(vector: Tensor, longest: float) -> Tensor:
+    """The vector, shortened if it is longer than this; 0 if it is not finite."""
+    size = float(vector.norm())
+    if size <= longest:
+        return vector
+    return vector * (longest / size) if size < inf else torch.zeros_like(vector)
 
 
 # ------------------------------------------------------------------------------------------------------ how far
@@ -162,7 +190,7 @@ class Path:
     def at(self, length: float) -> Trial:
         """Evaluate the outputs at one length."""
         model = self.model
-        weights = model.weights - length * self.move.jump - length**2 / 2 * self.move.bend
+        weights = model.weights - self.move.to(length)
         values = model.at(weights, model.batch.samples)
         loss, fitted, unseen = model.ranks.mean(model.batch.losses(values)).tolist()
         self.tried.append(Trial(length, weights, inf if isnan(loss) else loss, fitted, unseen, values))

@@ -3,8 +3,9 @@
     r, J      residuals of the fitted samples, scaled such that the loss is |r|^2, and their Jacobian
     S b     = J'(J J' + damping)^-1 b
     jump    = mu jump + S (r - mu J jump)                            momentum: Goldshlager et al. 2024
-    bend    = S r'',  r'' = 2/h^2 (r(w - h jump) - r + h J jump)     geodesic acceleration: Transtrum and Sethna 2012
-    w(a)    = w - a jump - a^2/2 bend                                a by a search on all samples, fitted or not
+    bend    = S r2,  r2 the second derivative of r along the jump    geodesic acceleration: Transtrum and Sethna 2012
+    twist   = S (3 r2(jump, bend) - r3)                              the next order of the same curve
+    w(a)    = w - a jump - a^2/2 bend - a^3/6 twist                  a by a search on all samples, fitted or not
 
 Samples with large residuals stay for the next jump, others are drawn anew. The base makes the steps while they gain
 more for their cost than jumps do.
@@ -26,7 +27,7 @@ from .._tensors.blocks import Vector
 from .._tensors.evaluate import Unusable
 from .batch import Batch, Values
 from .control import fall
-from .jump import Found, Model, Move, fit, measure, search
+from .jump import PROBES, Found, Model, Move, fit, measure, search
 from .objective import Closure, Objective
 from .residuals import Residuals
 from .rows import Rows
@@ -260,7 +261,7 @@ class TangentDriver(TangentMemory):
         rows, weights = model.rows.shape
         samples = sum(len(x[0]) for x in model.batch.samples.values())
         part = sum(model.batch.fitted.values()) / samples
-        forwards = (part + 1 + found.tried) * self.options.forward_cost
+        forwards = (PROBES * part + 1 + found.tried) * self.options.forward_cost
         return jump_cost(min(rows, weights), model.rows.layout, rows / samples, forwards)
 
     def record(self, model: Model, move: Move, accepted: bool, made: bool) -> None:
