@@ -23,8 +23,8 @@ from .._tensors.blocks import Block, Space, Vector
 from .storage import Courier, Storage
 
 SHORT = 1 << 14
-"""Rows of up to this many numbers are kept in float64: conversion for each product would take as long as the product.
-Longer ones are limited by memory, which float32 halves."""
+"""Rows, points and residuals of up to this many numbers are kept in float64: conversion for each product would take as
+long as the product. Longer ones are limited by memory, which float32 halves."""
 
 CHUNK = 1 << 15
 """Columns that are converted at once on the CPU: few enough to stay in a cache."""
@@ -37,10 +37,9 @@ PIECE = 1 << 13
 class Rows:
     """The rows of one block."""
 
-    def __init__(self, block: Block, size: int, wide: bool, storage: Storage):
+    def __init__(self, block: Block, size: int, dtype: torch.dtype, storage: Storage):
         self.block = block
         self.size = size
-        dtype = torch.float64 if wide else block.dtype
         where = storage.row_device(block.device)
         apart = storage.dtype is not None or where != block.device
         self.courier = Courier(block.device, where) if apart else None
@@ -156,17 +155,24 @@ class History:
 
     def __init__(self, space: Space, size: int, storage: Storage):
         self.size = size
-        self.rows = [Rows(block, size, space.total <= SHORT, storage) for block in space.blocks]
+        self.space = space
+        self.dtype = torch.float64 if space.total <= SHORT else None
+        """Type of rows, points and residuals; None: that of each block."""
+        self.rows = [Rows(block, size, self.dtype or block.dtype, storage) for block in space.blocks]
         self.exact = all(rows.exact for rows in self.rows)
         """Whether every product is formed in float64 anyway."""
         self.fine = self.exact and storage.dtype is None
         """Whether rows are kept in float64, too."""
-        self.last_point = space.vector()
+        self.last_point = self.vector()
         self.pairs = 0
         self.fresh = 0
         """Rows whose products were not computed yet."""
         self.rates: list[float] = []
         """Largest learning rate of each pair that the rows span, oldest first."""
+
+    def vector(self) -> Vector:
+        """A new vector for a point or a residual: operations on several types would take twice as long."""
+        return self.space.vector(self.dtype)
 
     @property
     def held(self) -> int:

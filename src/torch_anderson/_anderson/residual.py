@@ -42,13 +42,13 @@ def same_ratios(before: Sequence[float], now: Sequence[float]) -> bool:
 class StepResidual:
     """The pair of a base step from w to u is (u, r), r = u - w, which is proportional to the learning rate."""
 
-    def __init__(self, base: Optimizer, space: Space):
+    def __init__(self, base: Optimizer, space: Space, start: Vector, point: Vector):
         self._base = base
         self._space = space
         self._proportional = not isinstance(base, NOT_PROPORTIONAL)
-        self.start = space.vector()
+        self.start = start
         """w"""
-        self.point = space.vector()
+        self.point = point
         """u"""
         self.rate = 1.0
         """The largest learning rate."""
