@@ -29,10 +29,10 @@ def is_full(window: Window) -> bool:
 
 def average(window: Window) -> tuple[np.ndarray, float]:
     """The mean of the points, and the largest standard deviation of an entry; the points stay."""
-    [points], [newest] = window.points, window.newest
+    [points], [newest], [shares] = window.points, window.newest, window._shares
     out = torch.full_like(newest, torch.nan)
     before = points.clone()
-    noise = window._mean(points, out)
+    noise = window._mean(points, shares, out)
     assert torch.equal(points, before)
     return out.numpy(), noise.item()
 

@@ -158,7 +158,7 @@ def test_products_of_long_vectors_are_exact_or_good_to_single_precision(exact, d
     for fresh in (3, 1):
         history.fresh = fresh
         wanted, products = history.new_products(exact)
-        expected = Z @ Z[wanted].T
+        expected = Z[wanted] @ Z.T
         tolerance = 1e-12 if exact or history.exact else 1e-6
         np.testing.assert_allclose(products, expected, rtol=0, atol=tolerance * np.abs(expected).max())
 

@@ -17,19 +17,28 @@ def with_hooks(step: Callable[..., Any]) -> Callable[..., Any]:
     @wraps(step)
     def hooked(*args: Any, **kwargs: Any) -> Any:
         self = args[0]
-        for before in (*_global_optimizer_pre_hooks.values(), *self._optimizer_step_pre_hooks.values()):
-            replaced = before(self, args, kwargs)
-            if replaced is not None:
-                if not isinstance(replaced, tuple) or len(replaced) != 2:
-                    raise RuntimeError(f"{step} must return None or a tuple of (new_args, new_kwargs), got {replaced}.")
-                args, kwargs = replaced
+        if _global_optimizer_pre_hooks or self._optimizer_step_pre_hooks:  # an empty loop takes longer
+            args, kwargs = _changed_by_hooks(step, args, kwargs)
         found = step(*args, **kwargs)
-        for after in (*self._optimizer_step_post_hooks.values(), *_global_optimizer_post_hooks.values()):
-            after(self, args, kwargs)
+        if self._optimizer_step_post_hooks or _global_optimizer_post_hooks:
+            for after in (*self._optimizer_step_post_hooks.values(), *_global_optimizer_post_hooks.values()):
+                after(self, args, kwargs)
         return found
 
     hooked.hooked = True  # type: ignore[attr-defined]  # torch looks for this before it adds its own
     return hooked
+
+
+def _changed_by_hooks(step: Callable[..., Any], args: Any, kwargs: Any) -> Any:
+    """The arguments of a step, after the hooks that are called before it."""
+    self = args[0]
+    for hook in (*_global_optimizer_pre_hooks.values(), *self._optimizer_step_pre_hooks.values()):
+        replaced = hook(self, args, kwargs)
+        if replaced is not None:
+            if not isinstance(replaced, tuple) or len(replaced) != 2:
+                raise RuntimeError(f"{step} must return None or a tuple of (new_args, new_kwargs), got {replaced}.")
+            args, kwargs = replaced
+    return args, kwargs
 
 
 def global_hooks() -> bool:
@@ -71,17 +80,22 @@ def call_step(
         raise JumpRefused(None)
     if measure and closure is not None:
         closure = _measuring(closure, measure)
+    arguments = () if closure is None else (closure,)  # some bases take none
+    loss = _without_global_hooks(driver.base, arguments) if global_hooks() else driver.base.step(*arguments)
+    ahead, driver.ahead = driver.ahead, None  # some frameworks call set_batch in the closure
+    return loss, ahead if samples is None else samples
+
+
+def _without_global_hooks(base: Optimizer, arguments: tuple[Any, ...]) -> Any:
     pre, post = _global_optimizer_pre_hooks, _global_optimizer_post_hooks
     kept = dict(pre), dict(post)
     pre.clear()
     post.clear()
     try:
-        loss = driver.base.step() if closure is None else driver.base.step(closure)  # some bases take no argument
+        return base.step(*arguments)
     finally:
         pre.update(kept[0])
         post.update(kept[1])
-    ahead, driver.ahead = driver.ahead, None  # some frameworks call set_batch in the closure
-    return loss, ahead if samples is None else samples
 
 
 def _measuring(closure: Callable[[], Any], measure: Callable[[], bool]) -> Callable[[], Any]:

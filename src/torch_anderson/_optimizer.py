@@ -93,7 +93,8 @@ class WrappedOptimizer(Optimizer, ABC):
     def zero_grad(self, set_to_none: bool = True) -> None:
         """Reset the gradients as the base does."""
         driver = self._driver
-        driver.gradients_cleared()
+        if not driver.resting:  # then no jump is pending
+            driver.gradients_cleared()
         if driver.clears:
             driver.base.zero_grad(set_to_none=set_to_none)
         else:

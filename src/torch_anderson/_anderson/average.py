@@ -56,6 +56,8 @@ class Window:
         self.length = settings.window
         self.space = space
         self.points = space.rows(self.length)
+        self._shares = [points.new_full((self.length,), 1 / self.length) for points in self.points]
+        """Weights of the mean, for each block."""
         self.count = 0
         """Points since the window was last cleared."""
         self.stale = 0
@@ -88,33 +90,32 @@ class Window:
         if self.count < self.length:
             return None
         with full_precision(residual_max.device):
-            noise = largest([self._mean(points, part) for points, part in zip(self.points, out, strict=True)])
+            noise = largest([self._mean(*parts) for parts in zip(self.points, self._shares, out, strict=True)])
         if self.space.ranks.size > 1:
             noise = torch.full_like(noise, torch.nan) if self.stale else noise  # then no rank averages
             noise, residual_max = self.space.ranks.largest(torch.stack([noise, residual_max.to(noise)]))
-        noisy = noise > self.settings.tolerance * residual_max.to(noise)
+        noisy = noise > self.settings.tolerance * residual_max.to(noise.device)
         for part, newest in zip(out, self.newest, strict=True):
             torch.where(noisy.to(part.device), part, newest, out=part)
         return noisy
 
-    def _mean(self, points: Tensor, out: Tensor) -> Tensor:
+    def _mean(self, points: Tensor, shares: Tensor, out: Tensor) -> Tensor:
         """Put the mean of the points into ``out``; returns the largest standard deviation of an entry.
 
         Points are shifted by one of them first: raw weights in float32 would lose all digits to cancellation. A few
         passes over a chunk take less time than a product with a projection, and about a tenth of ``torch.var_mean``'s.
         """
-        mean_weights, line = (weights.to(points) for weights in self._weights)
         variances = []
         for a, b in chunks(0, out.numel(), CHUNK if out.device.type == "cpu" else CHUNK * LAUNCHES):
             newest = points[(self.count - 1) % self.length, a:b]
             deviations = points[:, a:b] - newest
-            mean = torch.mv(deviations.t(), mean_weights)
+            mean = torch.mv(deviations.t(), shares)
             torch.add(mean, newest, out=out[a:b])
             deviations.sub_(mean)
             if self.settings.criterion == "detrended":
-                order = line.roll(self.count)
+                order = self._line.roll(self.count).to(points)
                 deviations.addr_(order, torch.mv(deviations.t(), order), alpha=-1)
-            variances.append(torch.mv(deviations.square_().t(), mean_weights).amax() if b > a else mean.new_zeros(()))
+            variances.append(torch.mv(deviations.square_().t(), shares).amax() if b > a else mean.new_zeros(()))
         return largest(variances).mul_(self.length / self._freedom).sqrt_()
 
     @property
@@ -123,8 +124,7 @@ class Window:
         return self.length - 2 if self.settings.criterion == "detrended" else self.length
 
     @cached_property
-    def _weights(self) -> tuple[Tensor, Tensor]:
-        """Weights of the mean, and of the slope of a straight line through points in order, of length 1."""
+    def _line(self) -> Tensor:
+        """Weights of the slope of a straight line through points in order, of length 1."""
         line = torch.arange(self.length, dtype=torch.float64) - (self.length - 1) / 2
-        line /= torch.linalg.vector_norm(line)
-        return torch.full_like(line, 1 / self.length), line
+        return line / torch.linalg.vector_norm(line)

@@ -104,7 +104,7 @@ class GradientMemory(Driver):
         self.history = History(space, self.options.history_size, self.storage)
         self.gram = Gram(self.options.history_size)
         self.residual = GradientResidual(self.base, space)
-        self.point, self.gradient, self.plain = space.vector(), space.vector(), space.vector()
+        self.point, self.gradient, self.plain = self.history.vector(), self.history.vector(), space.vector()
 
     def clear(self, zero: bool = True) -> None:
         """Start a new history, and look for noise before the next jump."""

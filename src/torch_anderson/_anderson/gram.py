@@ -161,15 +161,15 @@ class Gram:
         wanted, own = history.new_products(self.exact)
         if ranks.size > 1:
             flag = torch.tensor([float(disturbed)], dtype=own.dtype).to(own.device)
-            *flat, others = ranks.sum(torch.cat([own.flatten(), flag])).tolist()
-            products = [flat[i : i + len(wanted)] for i in range(0, len(flat), len(wanted))]
-            disturbed = others > 0
+            *flat, flags = ranks.sum(torch.cat([own.flatten(), flag])).tolist()
+            products = [flat[i : i + own.shape[1]] for i in range(0, len(flat), own.shape[1])]
+            disturbed = flags > 0
         else:
             products = own.tolist()
-        rows = wanted if len(products) == len(wanted) else range(len(self.matrix))
-        for i, new in zip(rows, products, strict=True):
-            for j, value in zip(wanted, new, strict=True):
-                self.matrix[i][j] = self.matrix[j][i] = value
+        others = wanted if own.shape[1] == len(wanted) else range(len(self.matrix))
+        for i, row in zip(wanted, products, strict=True):
+            for j, product in zip(others, row, strict=True):
+                self.matrix[i][j] = self.matrix[j][i] = product
         return disturbed
 
     def _problem(self, slots: list[int], rates: list[float], regularization: float) -> Problem:

@@ -23,8 +23,8 @@ from .._tensors.blocks import Block, Space, Vector
 from .storage import Courier, Storage
 
 SHORT = 1 << 14
-"""Rows of up to this many numbers are kept in float64: conversion for each product would take as long as the product.
-Longer ones are limited by memory, which float32 halves."""
+"""Rows, points and residuals of up to this many numbers are kept in float64: conversion for each product would take as
+long as the product. Longer ones are limited by memory, which float32 halves."""
 
 CHUNK = 1 << 15
 """Columns that are converted at once on the CPU: few enough to stay in a cache."""
@@ -37,10 +37,9 @@ PIECE = 1 << 13
 class Rows:
     """The rows of one block."""
 
-    def __init__(self, block: Block, size: int, wide: bool, storage: Storage):
+    def __init__(self, block: Block, size: int, dtype: torch.dtype, storage: Storage):
         self.block = block
         self.size = size
-        dtype = torch.float64 if wide else block.dtype
         where = storage.row_device(block.device)
         apart = storage.dtype is not None or where != block.device
         self.courier = Courier(block.device, where) if apart else None
@@ -76,9 +75,9 @@ class Rows:
         self.point_diffs.zero_()
 
     def products(self, wanted: Sequence[int], exact: bool, alone: bool) -> Tensor:
-        """Inner products of all rows of Z with the ``wanted`` ones, over the columns that this rank multiplies.
+        """Inner products of the ``wanted`` rows of Z with all, over the columns that this rank multiplies.
 
-        ``alone``: of the wanted rows among themselves.
+        ``alone``: with each other.
 
         Exact products are formed in float64: nearly collinear columns need it (in float32 the least-squares residual
         was up to 13 times the optimum at condition 1e6). Others are formed in the rows' type, chunk by chunk, and
@@ -86,11 +85,11 @@ class Rows:
         """
         everything = len(wanted) == 2 * self.size + 1
         total: Tensor | None = None
-        right: Tensor | None = None
+        chosen: Tensor | None = None
         for z in self._chunks(exact):
             with full_precision(z.device):
-                right = z if everything else self._chosen(z, wanted, right)
-                part = products(right if alone else z, right)
+                chosen = z if everything else self._chosen(z, wanted, chosen)
+                part = products(chosen, chosen if alone else z)
             total = part if total is None else total.add_(part)
         assert total is not None
         return total if self.block.span_weight == 1 else total.mul_(self.block.span_weight)
@@ -156,17 +155,24 @@ class History:
 
     def __init__(self, space: Space, size: int, storage: Storage):
         self.size = size
-        self.rows = [Rows(block, size, space.total <= SHORT, storage) for block in space.blocks]
+        self.space = space
+        self.dtype = torch.float64 if space.total <= SHORT else None
+        """Type of rows, points and residuals; None: that of each block."""
+        self.rows = [Rows(block, size, self.dtype or block.dtype, storage) for block in space.blocks]
         self.exact = all(rows.exact for rows in self.rows)
         """Whether every product is formed in float64 anyway."""
         self.fine = self.exact and storage.dtype is None
         """Whether rows are kept in float64, too."""
-        self.last_point = space.vector()
+        self.last_point = self.vector()
         self.pairs = 0
         self.fresh = 0
         """Rows whose products were not computed yet."""
         self.rates: list[float] = []
         """Largest learning rate of each pair that the rows span, oldest first."""
+
+    def vector(self) -> Vector:
+        """A new vector for a point or a residual: operations on several types would take twice as long."""
+        return self.space.vector(self.dtype)
 
     @property
     def held(self) -> int:
@@ -202,10 +208,10 @@ class History:
                 rows.clear()
 
     def new_products(self, exact: bool) -> tuple[list[int], Tensor]:
-        """Inner products of all rows of Z with those that are new: fresh differences, and the last residual.
+        """Inner products of new rows, fresh differences and the last residual, with all rows of Z.
 
-        Returns the positions of these rows in Z, and one column for each: sums over this rank's columns of all blocks.
-        If no other rows are in use, the columns have no other entries either.
+        Returns the positions of the new rows in Z, and one row of products for each: sums over this rank's columns of
+        all blocks. If no other rows are in use, there are no products with others.
         """
         fresh = self.newest_first[: self.fresh]
         wanted = [*fresh, self.size, *(self.size + 1 + slot for slot in fresh)]
@@ -229,11 +235,11 @@ def chunks(start: int, stop: int, length: int) -> Iterator[tuple[int, int]]:
 
 
 def products(rows: Tensor, others: Tensor) -> Tensor:
-    """Inner products of rows with others, in float64."""
+    """Inner products of rows with others, in float64. Few rows and many others take less time than the reverse."""
     if not in_pieces(rows):
         return (rows @ others.t()).double()
     (pieces, rest), (other_pieces, other_rest) = cut(rows), cut(others)
-    found = torch.bmm(other_pieces, pieces.transpose(1, 2)).sum(0, dtype=torch.float64).t()
+    found = torch.bmm(pieces, other_pieces.transpose(1, 2)).sum(0, dtype=torch.float64)
     return found + (rest @ other_rest.t()).double() if rest.shape[1] else found
 
 

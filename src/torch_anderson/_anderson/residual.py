@@ -42,13 +42,13 @@ def same_ratios(before: Sequence[float], now: Sequence[float]) -> bool:
 class StepResidual:
     """The pair of a base step from w to u is (u, r), r = u - w, which is proportional to the learning rate."""
 
-    def __init__(self, base: Optimizer, space: Space):
+    def __init__(self, base: Optimizer, space: Space, start: Vector, point: Vector):
         self._base = base
         self._space = space
         self._proportional = not isinstance(base, NOT_PROPORTIONAL)
-        self.start = space.vector()
+        self.start = start
         """w"""
-        self.point = space.vector()
+        self.point = point
         """u"""
         self.rate = 1.0
         """The largest learning rate."""
@@ -168,13 +168,15 @@ class GradientResidual:
         """What these groups added to the gradient then; None if unknown."""
         self._settings: list[list[Setting]] = []
         """Those of the parameters of each block; empty if they add nothing."""
-        self._known = isinstance(base, COUPLED) or type(base).__module__.startswith("torch.optim")
+        self._own_pairs = isinstance(base, torch.optim.LBFGS)
+        self._coupled = isinstance(base, COUPLED)
+        self._known = self._coupled or type(base).__module__.startswith("torch.optim")
         """Whether it is known how the base applies weight decay."""
 
     def read(self, point: Vector, gradient: Vector) -> Reading:
         """Read w and g, unless there is no gradient, or not of a function that has its minimum where the base ends."""
         space, groups = self._space, [group for group in self._base.param_groups if group.get("anderson", True)]
-        if isinstance(self._base, torch.optim.LBFGS):
+        if self._own_pairs:
             return Reading.OWN_PAIRS
         if not self._known and any(group.get("weight_decay") for group in groups):
             return Reading.UNKNOWN_DECAY
@@ -199,7 +201,7 @@ class GradientResidual:
 
     def _setting(self, group: Group, share: float) -> Setting:
         decay = 0.0
-        if isinstance(self._base, COUPLED) and not group.get("decoupled_weight_decay", False):
+        if self._coupled and not group.get("decoupled_weight_decay", False):
             decay = float(group.get("weight_decay") or 0.0) + float(group.get("lambd") or 0.0)
         return Setting(bool(group.get("maximize")), decay, sqrt(share) if share > NEXT_TO_NOTHING else 0.0)
 

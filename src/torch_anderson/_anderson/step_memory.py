@@ -60,7 +60,7 @@ class StepMemory(Driver):
         """Make room for pairs, the pair that is being measured, and the window."""
         self.history = History(space, self.options.history_size, self.storage)
         self.gram = Gram(self.options.history_size)
-        self.residual = StepResidual(self.base, space)
+        self.residual = StepResidual(self.base, space, self.history.vector(), self.history.vector())
         self.window = Window(self.options.average, space) if self.options.average else None
 
     def forget(self) -> None:

@@ -45,6 +45,8 @@ class Block:
         self._shapes: dict[int, list[Tensor]] = {}
         first = placements[0]
         self.sharded = first.sharded
+        self._as_they_are = isinstance(first, Whole) and not params[0].is_complex()
+        """Whether gradients are copied, not a part or a real view of them."""
         self.copy_weight = 1 / first.copies
         """Weight of sums over all columns that this rank keeps, so that the sum over ranks counts each copy once."""
         # Ranks that keep the same columns share the work of multiplying them.
@@ -88,17 +90,17 @@ class Block:
 
     def read_gradients(self, vector: Tensor) -> None:
         """Copy the gradients to a vector; a parameter without one counts as 0."""
-        found = [None if p.grad is None else self._local_gradient(i, p.grad) for i, p in enumerate(self.params)]
-        shaped = self.shaped(vector)
-        if missing := [piece for piece, gradient in zip(shaped, found, strict=True) if gradient is None]:
+        targets, found = self.shaped(vector), [p.grad for p in self.params]
+        if not self._as_they_are:
+            found = [None if part is None else self._local_gradient(i, part) for i, part in enumerate(found)]
+        if missing := [piece for piece, part in zip(targets, found, strict=True) if part is None]:
             torch._foreach_zero_(missing)
-        targets = [piece for piece, gradient in zip(shaped, found, strict=True) if gradient is not None]
+            targets = [piece for piece, part in zip(targets, found, strict=True) if part is not None]
         if targets:
-            torch._foreach_copy_(targets, [gradient for gradient in found if gradient is not None])
+            torch._foreach_copy_(targets, [part for part in found if part is not None])
 
     def _local_gradient(self, i: int, gradient: Tensor) -> Tensor:
-        if not isinstance(self.placements[i], Whole):
-            gradient = self.placements[i].local(gradient)
+        gradient = self.placements[i].local(gradient)
         return torch.view_as_real(gradient.resolve_conj()) if gradient.is_complex() else gradient
 
     def shaped(self, vector: Tensor) -> list[Tensor]:
