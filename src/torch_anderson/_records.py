@@ -11,7 +11,7 @@ import torch
 SKIPPED = (
     *("short_history", "converged", "nonfinite", "outside_write", "no_gain", "noisy", "no_descent", "no_loss"),
     *("no_outputs", "nonfinite_outputs", "outputs_wrote", "outputs_changed", "random_outputs", "constant_outputs"),
-    *("integer_outputs", "loss_domain", "other_rank", "outside_parameters"),
+    *("integer_outputs", "loss_domain", "other_rank", "outside_parameters", "no_rows"),
 )
 REJECTED = ("nonfinite", "too_long", "gradient", "loss", "residual", "outside_write")
 COUNTS = (

@@ -19,7 +19,7 @@ from .term import Samples
 Values = dict[str, Tensor]
 """Outputs (samples, p) by the names of terms."""
 FLAT = 1e-10
-"""Eigenvalues of H below this part of the largest one of the sample count as 0."""
+"""Eigenvalues of H below this part of the largest one of the sample count as 0: the loss is straight there."""
 AT_ONCE = 1_000_000
 """Outputs for which losses are evaluated at the same time."""
 
@@ -85,11 +85,20 @@ class Convex:
         bend = torch.func.jacrev(slope)  # twice backward: several losses of torch cannot go forward
         g, hessian = (torch.vmap(f)(outputs, *self.rest) for f in (slope, bend))
         eigenvalues, vectors = torch.linalg.eigh(hessian.double())
-        roots = (eigenvalues / 2).clamp_min(FLAT * eigenvalues[:, -1:].abs()).sqrt()
-        flat = roots <= 0
-        inverse = torch.where(flat, 0.0, 0.5 / torch.where(flat, 1.0, roots))
-        r = inverse * torch.einsum("kpj,kp->kj", vectors, g.double())
+        slopes = torch.einsum("kpj,kp->kj", vectors, g.double())
+        losses = self.each(outputs).double().unsqueeze(1)
+        curvatures = torch.where(eigenvalues > FLAT * eigenvalues[:, -1:], eigenvalues, _secant(slopes, losses))
+        roots = (curvatures / 2).sqrt()
+        r = torch.where(roots > 0, slopes / (2 * roots), 0.0)
         return r, (vectors * roots.unsqueeze(1)).permute(2, 0, 1)
+
+
+def _secant(slopes: Tensor, losses: Tensor) -> Tensor:
+    """The curvature of the parabola with this slope that ends at 0: for a straight loss, as Huber's at outliers.
+
+    Without any curvature the sample would have no influence on a jump.
+    """
+    return torch.where(losses > 0, slopes.square() / (2 * losses), 0.0)
 
 
 @dataclass

@@ -24,6 +24,10 @@ from .tangent import TangentDriver
 
 LOSSES = ("residual", "mse", "cross_entropy")
 DIRECTIONS = ("auto", "tangent", "history")
+NO_ROWS = (
+    "Invalid outputs: a function, whose rows are not known. Allowed: an Objective, as in step(objective), with "
+    "directions='tangent' and after a step with an Objective; or build GaussNewton(..., directions='history')."
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -150,17 +154,20 @@ class GaussNewton(WrappedOptimizer):
                 f"Invalid outputs: {type(outputs).__name__}. Allowed: a function without arguments that evaluates the "
                 "model at the present weights, e.g. step(outputs=lambda: (model(x), y))."
             )
+        if outputs is not None and isinstance(self._driver, TangentDriver):
+            raise TypeError(NO_ROWS)
         return outputs
 
     def _choose(self, tangent: bool) -> None:
-        """Choose the driver that "auto" stands for, by the first samples or by a checkpoint."""
+        """Choose the driver that "auto" stands for, by a checkpoint or by the first samples that are given."""
         driver: Any = self._driver
-        if driver.options.directions != "auto" or driver.state.k or driver.stats.counts["attempted"]:
+        if driver.options.directions != "auto" or driver.stats.counts["attempted"]:
             return
         wanted = TangentDriver if tangent and has_rows(driver.base.param_groups) else GaussNewtonDriver
         if not isinstance(driver, wanted):
             self._driver = wanted(driver.base, driver.options)
             self._driver.hooks, self._driver.ahead = driver.hooks, driver.ahead
+            self._driver.stats.counts = driver.stats.counts
 
     def _suit(self, found: dict[Tensor, Entries]) -> None:
         if found:

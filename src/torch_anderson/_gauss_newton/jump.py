@@ -64,6 +64,14 @@ class Model:
     square: float
     """|r|^2 over all ranks."""
 
+    @property
+    def scale(self) -> float:
+        """What damping is relative to: the loss of fitted samples, and not |r|^2 where that is larger.
+
+        Where a loss is steep but hardly curved, as at outliers, r is long.
+        """
+        return min(self.square, abs(self.fitted))
+
     def at(self, weights: Tensor, samples: dict[str, Samples]) -> Values:
         """The outputs of some samples at other weights; raises on all ranks, or on none."""
         if self.ranks.size == 1:  # nobody to agree with

@@ -64,6 +64,8 @@ class Objective:
         """Samples of the last evaluation, by the names of terms."""
         self.at: Tensor | None = None
         """The weights for which retained residuals hold."""
+        self._versions: dict[str, list[int]] = {}
+        """Versions of fixed samples when they were last retained."""
 
     def __call__(self, **samples: Any) -> Any:
         """Zero the gradients, draw samples, compute the loss and its gradient; or make a closure for given samples."""
@@ -95,7 +97,7 @@ class Objective:
         """New samples of a term, among which those with large residuals stay; and residuals where they are known."""
         term, kept = self.terms[name], self.retained.get(name)
         samples = term.draw(name, count)
-        if kept is None or not kept.fits(samples):
+        if kept is None or not kept.fits(samples) or self._versions.get(name, versions(term)) != versions(term):
             return samples, None
         if term.fixed:
             return kept.samples, kept.values
@@ -124,6 +126,7 @@ class Objective:
         """Remember samples for the next evaluation: their outputs (k, p) at these weights, and sizes of residuals."""
         self.at = at
         self.retained = {name: Retained(samples[name], sizes[name], found) for name, found in values.items()}
+        self._versions = {name: versions(term) for name, term in self.terms.items()}
 
     def state_dict(self) -> dict[str, Any]:
         """The retained samples: with the states of model and optimizer, all that a run needs to resume.
@@ -247,6 +250,11 @@ class Retained:
     def from_state_dict(cls, saved: dict[str, Any]) -> Retained:
         """Undo ``state_dict``."""
         return cls(tuple(saved["samples"]), saved["sizes"], saved["values"])
+
+
+def versions(term: Term) -> list[int]:
+    """Numbers that change when somebody writes to the fixed samples of a term."""
+    return [x._version for x in term.samples] if isinstance(term.samples, tuple) else []
 
 
 def shuffled(samples: Samples, values: Tensor | None) -> tuple[Samples, Tensor | None]:

@@ -71,7 +71,8 @@ class Residuals:
 
     def fits(self, objective: Objective, params: Sequence[Tensor]) -> bool:
         """Whether these are the residuals of an objective, with these parameters trained."""
-        return self.objective is objective and self.trained == {id(p) for p in params}
+        terms = self.objective is objective and all(self.terms[x].module.term is objective.terms[x] for x in self.terms)
+        return terms and self.trained == {id(p) for p in params}
 
     def check(self, given: Given, params: Sequence[Tensor]) -> None:
         """Raise for what cannot be a residual, changes the weights, or depends on parameters outside the model."""

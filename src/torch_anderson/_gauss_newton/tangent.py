@@ -100,7 +100,8 @@ class TangentDriver(TangentMemory):
             return self.jump(closure.objective, bound)
         except Unusable as problem:
             self.skip(problem)
-            self.state.postpone()
+            if problem.cause != "no_outputs":  # the next step may have them
+                self.state.postpone()
             return None
 
     def jump(self, objective: Objective, bound: Mapping[str, Samples]) -> Tensor | None:
@@ -109,7 +110,7 @@ class TangentDriver(TangentMemory):
         counts = self.plan(residuals, bound, state.whole_blocks)
         model = self.measured(residuals, bound, counts)
         before = self.space.gather(self.momentum, residuals.params)
-        move = fit(model, before, state.damping(model.square, all_fitted=not model.unseen), state.length, self.memory)
+        move = fit(model, before, state.damping(model.scale, all_fitted=not model.unseen), state.length, self.memory)
         found = search(model, move, state.length, state.longer)
         accepted = found.best.loss < model.loss
         proposes = counts.noisy and not state.trusted
@@ -178,7 +179,7 @@ class TangentDriver(TangentMemory):
         """
         state, last = self.state, self.space.gather(self.weights, residuals.params)
         before, after, _ = self.compared(residuals, batch, last, now)
-        most = before if state.compares else TOO_MUCH * before
+        most = before if state.compares else before + (TOO_MUCH - 1) * abs(before)  # some losses are negative
         state.book_base(fall(before, after) if after < torch.inf else -1.0, noisy)
         if not noisy and not after <= most:
             return last

@@ -13,6 +13,7 @@ from .._ranks.placement import is_dtensor
 from .._tensors.blocks import Space
 from .._tensors.checkpoint import Shapes, Vectors
 from .._tensors.evaluate import Unusable, agreeing
+from .._tensors.members import takes_part
 from .objective import Objective
 from .reporting import ReportingDriver
 from .residuals import Residuals
@@ -23,6 +24,10 @@ from .term import Samples, Term
 SHARDED = (
     "Invalid directions: 'tangent' with sharded parameters, of which no rank has whole rows. Allowed: 'history', as in "
     "GaussNewton(..., directions='history')."
+)
+LEFT_OUT = (
+    "Groups with 'anderson': False are trained by the base alone, which makes few steps while GaussNewton jumps. Build "
+    "GaussNewton(..., directions='history') if they need more."
 )
 MOST_ROWS = 2.0
 """Most rows, in multiples of the number of weights ..."""
@@ -122,6 +127,10 @@ class TangentMemory(ReportingDriver):
             samples = objective.examples(bound, counts.total)
             found.check(samples, params)
             found.prepare(found.read(), samples, counts.fitted)
+        if any(
+            not takes_part(group) and any(p.requires_grad for p in group["params"]) for group in self.base.param_groups
+        ):
+            self.tell_once(LEFT_OUT)
         if not self.state.jumps:
             self.state.blocks = self.plan(found, bound, blocks=1).start
         return found

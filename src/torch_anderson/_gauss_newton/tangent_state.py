@@ -15,8 +15,9 @@ DAMPING = 1e-3
 """Damping, relative to the loss of the fitted samples ..."""
 ALL_FITTED = 0.05
 """... and its least value if there are no others, by which a search could notice jumps that fit these alone."""
-EASE, STIFFEN = 3.0, 3.0
-"""Factors by which additional damping falls after an accepted jump, and grows after a refused one."""
+EASE, STIFFEN, STIFFEST = 3.0, 3.0, 1e6
+"""Factors by which additional damping falls after an accepted jump, and grows after a refused one; and its largest
+value. At a minimum all jumps are refused, but the samples or the function may change later."""
 MEMORY = 0.95
 """Smoothing of the falls of the loss on fitted and unseen samples."""
 LOW, HIGH = 0.6, 0.75
@@ -111,7 +112,7 @@ class TangentState:
 
     def refuse(self) -> None:
         """Adapt length and damping to a jump that found no lower loss."""
-        self.boost *= STIFFEN
+        self.boost = min(self.boost * STIFFEN, STIFFEST)
         self.length = max(self.length / 2, SHORTEST)
         self.longer = False
 

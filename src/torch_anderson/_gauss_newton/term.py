@@ -90,6 +90,8 @@ class Term:
 
         found = tensors(name, self.function(u, *sample))
         smooth = found if self.loss is None else found[:1]
+        if not any(x.numel() for x in smooth):
+            raise TypeError(f"The function of {name!r} returned no number. Return at least one residual.")
         if not all(x.is_floating_point() or x.is_complex() for x in smooth):
             raise TypeError(f"The function of {name!r} returned integers. Return residuals in floating point.")
         return found
@@ -101,13 +103,20 @@ class Term:
     def each(self, outputs: tuple[Tensor, ...]) -> Tensor:
         """The loss of each sample, from the outputs of all."""
         if self.loss is not None:
-            return torch.vmap(self.loss)(*outputs)
+            found = torch.vmap(self.loss)(*outputs)
+            if found.numel() != len(found):
+                raise TypeError(f"A loss returned {found.numel() // len(found)} numbers. Return one for each sample.")
+            return found.reshape(-1)
         return torch.stack([real_view(x).square().reshape(len(x), -1).sum(1) for x in outputs]).sum(0)
 
 
 def at_point(model: nn.Module, *point: Tensor) -> Tensor:
     """The model at one point: called with a batch of one; a single output is a scalar."""
-    found = model(*(x.unsqueeze(0) for x in point)).squeeze(0)
+    outputs = model(*(x.unsqueeze(0) for x in point))
+    if not isinstance(outputs, Tensor):
+        kind = type(outputs).__name__
+        raise TypeError(f"The model returned {kind}. Give Objective a module that returns one tensor.")
+    found = outputs.squeeze(0)
     return found.reshape(()) if found.numel() == 1 else found
 
 
@@ -121,7 +130,7 @@ def checked_samples(what: str, found: Any, count: int | None = None) -> Samples:
         raise ValueError(f"Invalid {what}: shapes {shapes}. Allowed: one row for each of at least one sample.")
     if count is not None and len(tensors[0]) != count:
         raise ValueError(f"Invalid {what}: {len(tensors[0])} samples. Allowed: as many as asked for, {count}.")
-    return tuple(tensors)
+    return tuple(x.detach() for x in tensors)  # many make points that require gradients
 
 
 def tensors(name: str, found: Any) -> tuple[Tensor, ...]:

@@ -25,6 +25,10 @@ SEEN = 4
 """Samples on which traced residuals and rows are compared with those of torch.func."""
 CLOSE = 3e-8
 """Largest difference, relative to the largest number, in float64."""
+NO_DERIVATIVES = (
+    "torch.func cannot differentiate the residual of {name!r} by the weights ({problem}); build GaussNewton(..., "
+    "directions='history')"
+)
 HISTORY = "Evaluate in model.eval(), or build GaussNewton(..., directions='history')"
 
 
@@ -75,27 +79,32 @@ class TermResiduals:
         self.size = plain.shape[1]
         arguments = [*fixed, samples[0].new_ones(self.block, dtype=fixed[0].dtype), *samples]
         try:
-            self._trace(arguments, plain)
-        except Exception as problem:  # tracing can fail in many ways; torch.func always works
+            rows = self._seen(self.plain_rows, arguments)
+        except Exception as problem:
+            raise Unusable("no_rows", NO_DERIVATIVES.format(name=self.name, problem=problem)) from problem
+        try:
+            self._trace(arguments, plain, rows)
+        except Exception as problem:  # tracing can fail in many ways
             self.untraced = str(problem)
 
-    def _trace(self, arguments: Sequence[Tensor], plain: Tensor) -> None:
+    def _trace(self, arguments: Sequence[Tensor], plain: Tensor, rows: Tensor) -> None:
         """Use the trace if it gives what the plain way gives."""
         module = trace(self.plain, arguments)
         if close(module(*arguments), plain):
             self.traced = module.forward
             factors = Factors(module, self.trained, self.block)
-            if close(self._seen(factors, arguments), self._seen(self.plain_rows, arguments)):
+            if close(self._seen(factors, arguments), rows):
                 self.factors = factors
 
     def _seen(self, rows: Callable[..., None], arguments: Sequence[Tensor]) -> Tensor:
-        """The rows of some samples."""
+        """The rows of some samples: of two sums of their residuals, as all might take much memory."""
         if rows == self.plain_rows:
             arguments = [*arguments[: len(self.keys)], *(x[:SEEN] for x in arguments[len(self.keys) :])]
         sizes, count = [x.numel() for x in arguments[: self.trained]], len(arguments[-1])
-        out = arguments[0].new_empty(min(count, SEEN) * self.size, sum(sizes))
-        eye = torch.eye(self.size, dtype=out.dtype, device=out.device)
-        rows(arguments, eye.unsqueeze(1).expand(-1, count, -1), out.split(sizes, 1))
+        numbers = torch.arange(1.0, self.size + 1, dtype=arguments[0].dtype, device=arguments[0].device)
+        sums = torch.stack([numbers.cos(), numbers.sin()])
+        out = arguments[0].new_empty(min(count, SEEN) * len(sums), sum(sizes))
+        rows(arguments, sums.unsqueeze(1).expand(-1, count, -1), out.split(sizes, 1))
         return out
 
     @property
@@ -112,12 +121,16 @@ class TermResiduals:
 
     def plain_rows(self, arguments: Sequence[Tensor | None], sums: Tensor, out: Sequence[Tensor | Pair]) -> None:
         """Write the rows of weighted sums of residuals to ``out``, by differentiating the residuals of each sample."""
-        rows = jacrev(self._one, argnums=tuple(range(self.trained)))
-        slopes = torch.vmap(rows, self._dims(arguments), randomness="different")(*arguments)
+
+        def summed(weights: Tensor, *arguments: Tensor | None) -> Tensor:
+            return weights @ self._one(*arguments)
+
+        rows = jacrev(summed, argnums=tuple(range(1, self.trained + 1)))
+        dims = (0, *self._dims(arguments))
+        slopes = torch.vmap(rows, dims, randomness="different")(sums.movedim(1, 0), *arguments)
         for part, slope in zip(out, slopes, strict=True):
-            flat = slope.detach().reshape(*slope.shape[:2], -1)
             assert isinstance(part, Tensor)  # there are no factors
-            part.copy_(torch.einsum("jkp,kpn->kjn", sums, flat).flatten(0, 1))
+            part.copy_(slope.detach().reshape(part.shape))
 
     def convex(self, function: Callable[..., Tensor], fixed: Sequence[Tensor], samples: Samples) -> Convex:
         """The loss of single samples, with what the term's function returned besides the output."""
