@@ -59,10 +59,10 @@ class GaussNewton(WrappedOptimizer):
 
     .. math:: w \leftarrow w - \alpha J^\top (J J^\top + \lambda)^{-1} r,
 
-    with momentum, geodesic acceleration, and :math:`\alpha` by a search on more samples than are fitted. Where jumps
-    pay they replace the base's steps, and no gradient is computed; otherwise the base makes most steps. Right for
-    smooth problems with up to about :math:`10^5` weights whose samples are all there is to fit, or can be drawn at
-    will: physics-informed networks, surrogates.
+    with momentum, corrections of second and third order, and :math:`\alpha` by a search on more samples than are
+    fitted. Where jumps pay they replace the base's steps, and no gradient is computed; otherwise the base makes most
+    steps. Right for smooth problems with up to about :math:`10^5` weights whose samples are all there is to fit, or can
+    be drawn at will: physics-informed networks, surrogates.
 
     With ``outputs``, a forward pass that may be a black box, jumps go along directions of recent training
     (``directions="history"``): differences of stored weights, accepted jumps, the present step and the gradient.
