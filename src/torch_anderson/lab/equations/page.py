@@ -39,7 +39,11 @@ Al-Baali and Urbán et al. (2024), with SciPy's Wolfe line search. Both start af
 {WARM_UP_RATE:g}, use traced losses, and draw points anew every {PERIOD} iterations, except for those with large
 residuals, which are kept. These settings were chosen from a few on Burgers' equation with one seed.
 torch-levenberg-marquardt has its default options, except that it uses Cholesky's method, and new points at every step.
-A table shows only the methods that were run on its problem."""
+A table shows only the methods that were run on its problem. In figures, lines are geometric means over seeds, and bands
+reach from the best seed to the worst."""
+ON_NUMBERS = """\
+*Reach* is what was asked for before the measurement, *aim* what was hoped for; "all but one": for all but one of the
+equations with this remark."""
 ON_RATIOS = """\
 Error of `GaussNewton` on Adam divided by that of other methods, on the same seeds: below 1, `GaussNewton` is better.
 Ratios above 1, where it is worse, are in bold."""
@@ -95,8 +99,11 @@ def text(scores: Scores, picture: bool) -> str:
     parts += [wrapped(paragraph) for paragraph in READING.split("\n\n")]
     if picture:
         parts += ["![Burgers' equation: exact solution and errors of three methods](picture.png)"]
-    parts += ["## Numbers to reach", wanted_table(scores).markdown()]
-    parts += ["## Over other methods", wrapped(ON_RATIOS), ratio_table(scores).markdown()]
+    for title, words, table in (
+        ("Numbers to reach", ON_NUMBERS, wanted_table(scores)),
+        ("Over other methods", ON_RATIOS, ratio_table(scores)),
+    ):
+        parts += [f"## {title}", wrapped(words), table.markdown()] if table.rows else []
     for group in groups(scores):
         parts += [f"## {group.capitalize()}", f"![Error against processor time]({group}.png)"]
         for problem in members(scores, group):

@@ -22,6 +22,7 @@ RATIOS: dict[tuple[str, str], tuple[float, float | None]] = {
 OVER_FIRST_ORDER = ("convection", "poisson3d", "helmholtz", "reaction", "poisson10d", "allen-cahn", "kdv")
 WIDE = "burgers2d-wide"
 """A network that is not expected to solve its equation in a minute."""
+UNKNOWN = "–"
 SMALL, SPREAD = 1e-2, 30.0
 """After a minute, every seed is to be below this error, and the worst within this factor of the best."""
 
@@ -33,19 +34,20 @@ def shown(value: float | None) -> str:
     ('1.2e-5', '–', 'diverged')
     """
     if value is None:
-        return "–"
+        return UNKNOWN
     return "diverged" if value >= 1e3 else f"{value:.1e}".replace("e-0", "e-").replace("e+00", "").replace("e+0", "e")
 
 
 def wanted_table(scores: Scores) -> Table:
-    """What was wanted, and what came out."""
+    """What was wanted, and what came out, as far as there are runs."""
     rows = [*errors(scores), *ratios(scores), *surrogates(scores), *seeds(scores)]
-    return Table(["what", "measured", "reach", "aim", "reached"], [[Cell(each) for each in row] for row in rows])
+    measured = [[Cell(each) for each in row] for row in rows if row[-1] != UNKNOWN]
+    return Table(["what", "measured", "reach", "aim", "reached"], measured)
 
 
 def row(what: str, measured: str, reach: str, aim: str, reached: bool | None) -> list[str]:
     """A line; ``reached`` is None without runs."""
-    return [what, measured, reach, aim, "–" if reached is None else "yes" if reached else "**no**"]
+    return [what, measured, reach, aim, UNKNOWN if reached is None else "yes" if reached else "**no**"]
 
 
 def errors(scores: Scores) -> Iterator[list[str]]:
