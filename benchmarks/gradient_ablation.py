@@ -39,10 +39,10 @@ FULL = "all parts"
 VARIANTS = {
     FULL: Variant(),
     "no least squares, limited-memory BFGS alone": Variant({(secants, "EXPLAINED"): 0.0}),
-    "refused jumps are not shortened": Variant({(gradients, "RETRIES"): 0}),
+    "rejected jumps are not shortened": Variant({(gradients, "RETRIES"): 0}),
     "the base's momentum stays after a jump": Variant({(gradients, "FIRST_MOMENTS"): ()}),
     "jumps of any length": Variant({(gradients, "GROWTH"): math.inf}),
-    "no rest after refusals": Variant({(gradients, "TOO_MANY"): 2.0}),
+    "no rest after rejections": Variant({(gradients, "TOO_MANY"): 2.0}),
     "no test for noise": Variant({(gradients, "PROBATION"): 0}),
     "no test by the next gradient": Variant(options={"safeguard": None}),
     "history of 5 pairs": Variant(options={"history_size": 5}),

@@ -33,6 +33,10 @@ def table_task() -> str:
 SOLVERS = ["gauss-newton-adam", "adam-cosine", "soap-cosine"]
 RATE = "0.03"
 """The best of Adam's and of SOAP's rates on this equation."""
+INTRODUCTION = (
+    "The next experiments repeat the paper's tasks with small budgets. `GaussNewton, history` sees only forward passes "
+    "there, no residuals."
+)
 
 
 def solve_burgers() -> int:
@@ -44,6 +48,7 @@ def solve_burgers() -> int:
 
 if __name__ == "__main__":
     solved = solve_burgers()
+    print(f"\n{INTRODUCTION}\n")
     tasks = ["burgers2d", table_task(), "digits"]
     compared = main(["compare", *tasks, "--method", *METHODS, "--profile", "quick", "--results", "results/demo"])
     sys.exit(solved or compared)

@@ -297,7 +297,7 @@ REFUSED = {
     "samples without rows": (lambda: Term(known, torch.tensor(1.0)), ValueError, "one row for each"),
     "no sample": (lambda: Term(known, torch.zeros(0, 2)), ValueError, "at least one sample"),
     "unequal rows": (lambda: Term(known, (torch.zeros(3, 2), torch.zeros(4))), ValueError, r"\(3, 2\), \(4,\)"),
-    "no count": (lambda: Term(known, points), ValueError, "Invalid count: None"),
+    "no count": (lambda: Term(known, points), ValueError, "`count` is needed"),
     "a count of 0": (lambda: Term(known, points, count=0), ValueError, "Invalid count: 0"),
     "a count of given samples": (lambda: Term(known, points(3), count=3), ValueError, "Invalid count: 3"),
     "a weight of 0": (lambda: Term(known, points(3), weight=0), ValueError, "Invalid weight: 0"),

@@ -93,7 +93,7 @@ def test_figures_are_drawn(page):
     )
     assert len(drawn) == 2
     assert all(count >= 3 for count in drawn)
-    assert names(page) == ["base", "Anderson", "Anderson + average"]
+    assert names(page) == ["base", "Anderson (paper)", "Anderson + average (paper)"]
     heatmaps = page.execute_script("return document.querySelectorAll('.picture .heatmaplayer image').length")
     assert heatmaps == 6
     bands = page.execute_script("return document.querySelectorAll('#task-burgers2d .fills path').length")
@@ -116,10 +116,10 @@ def test_click_on_the_legend_switches_a_method_off_and_on(page):
     button = page.find_element("css selector", ".legend button[data-variant='anderson']")
     button.click()
     assert button.get_attribute("aria-pressed") == "false"
-    assert "Anderson" not in names(page, 0) + names(page, 1)
+    assert "Anderson (paper)" not in names(page, 0) + names(page, 1)
     button.click()
-    assert "Anderson" in names(page, 0)
-    assert "Anderson" in names(page, 1)
+    assert "Anderson (paper)" in names(page, 0)
+    assert "Anderson (paper)" in names(page, 1)
 
 
 def test_buttons_show_a_kind_of_methods(page):

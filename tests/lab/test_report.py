@@ -166,7 +166,7 @@ def test_settings_that_all_variants_share_are_said_once(tmp_path):
     for variant in ("base[steps=20]", "anderson[steps=20]"):
         write_run(tmp_path, "foreign", variant, 0)
     task = comparison(tmp_path)
-    assert [group.label for group in task.groups] == ["base", "Anderson"]
+    assert [group.label for group in task.groups] == ["base", "Anderson (paper)"]
     assert task.title == "foreign [steps=20]"
     assert [group.kind for group in task.groups] == ["paper", "paper"]
 

@@ -64,6 +64,8 @@ class Term:
         object.__setattr__(self, "weight", weight)
         object.__setattr__(self, "fixed", not callable(self.samples))
         if callable(self.samples):
+            if self.count is None:
+                raise ValueError("`count` is needed if samples are drawn by a function.")
             object.__setattr__(self, "count", integer("count", self.count, 1))
         elif self.count is not None:
             raise invalid("count", self.count, "None for samples that are given")

@@ -189,10 +189,10 @@ METHODS = {
     method.name: method
     for method in (
         Method("base", "base", "paper", "The base optimizer at the paper's learning rate.", plain),
-        Method("anderson", "Anderson", "paper", "With Anderson acceleration, the paper's settings.",
+        Method("anderson", "Anderson (paper)", "paper", "With Anderson acceleration, the paper's settings.",
                partial(anderson, average=None)),
-        Method("anderson+average", "Anderson + average", "paper", "With Anderson and the adaptive moving average.",
-               anderson, applies=averages),
+        Method("anderson+average", "Anderson + average (paper)", "paper",
+               "With Anderson and the adaptive moving average.", anderson, applies=averages),
         Method("average", "average only", "control", "The moving average without Anderson.",
                partial(anderson, warmup=NEVER), applies=averages),
         Method("matched-anderson", "base, rate of Anderson", "control",
@@ -204,7 +204,7 @@ METHODS = {
         Method("matched-anderson+average", "base, rate of both", "control",
                "The base at the learning rate to which both together amount.", plain, speed_of_both,
                applies=relaxes_and_averages),
-        Method("anderson-default", "Anderson, our defaults", "ours", "Anderson(base) with no option set.",
+        Method("anderson-default", "Anderson(base)", "ours", "Anderson(base) with no option set.",
                anderson_default),
         Method("gauss-newton-tangent", "GaussNewton", "ours", "GaussNewton(base) with an Objective: along the tangent.",
                gauss_newton_tangent, tuned=True, applies=is_pinn),

@@ -264,13 +264,13 @@ def convolutional(seed: int) -> Case:
 
 
 def fashion_mlp(seed: int) -> Case:
-    """118,282 weights with tanh on 10,000 images in float32; raises ``MissingData``."""
+    """118,282 weights with tanh on 10,000 images in float32."""
     model = perceptron(784, 128, 128, 10, dtype=torch.float32)
     return supervised(model, fashion(), functional.cross_entropy, decay=1e-3)
 
 
 def fashion_relu(seed: int) -> Case:
-    """118,282 weights with ReLU on 4,000 images in float32; raises ``MissingData``."""
+    """118,282 weights with ReLU on 4,000 images in float32."""
     model = perceptron(784, 128, 128, 10, activation=nn.ReLU, dtype=torch.float32)
     return supervised(model, fashion(4_000), functional.cross_entropy, decay=1e-3)
 
