@@ -42,12 +42,12 @@ def with_adam(model: nn.Module, inputs: Tensor, targets: Tensor, steps: int) -> 
         optimizer.step()
 
 
-WAYS: dict[str, Callable[[nn.Module, Tensor, Tensor, int], None]] = {
-    "`GaussNewton` with an `Objective`": with_objective,
-    "`GaussNewton` with `outputs`": with_outputs,
-    "Adam": with_adam,
+WAYS: dict[str, tuple[Callable[[nn.Module, Tensor, Tensor, int], None], list[int]]] = {
+    "`GaussNewton` with an `Objective`": (with_objective, [30, 200]),
+    "`GaussNewton` with `outputs`": (with_outputs, [200, 2000]),
+    "Adam": (with_adam, [200, 2000]),
 }
-STEPS = {with_objective: [30, 200], with_outputs: [200, 2000], with_adam: [200, 2000]}
+"""Ways to train, and numbers of steps."""
 
 
 def data(count: int) -> tuple[Tensor, Tensor]:
@@ -61,7 +61,7 @@ def measure(name: str, seed: int, steps: int) -> tuple[float, float, float]:
     model = nn.Sequential(nn.Linear(10, 20), nn.Tanh(), nn.Linear(20, 1))
     inputs, targets = data(256)
     start = time.process_time()
-    WAYS[name](model, inputs, targets, steps)
+    WAYS[name][0](model, inputs, targets, steps)
     spent = time.process_time() - start
     with torch.no_grad():
         train, new = (mse_loss(model(x), y).item() for x, y in ((inputs, targets), data(10_000)))
@@ -71,9 +71,9 @@ def measure(name: str, seed: int, steps: int) -> tuple[float, float, float]:
 def main(seeds: int) -> None:
     torch.set_num_threads(1)
     rows = []
-    for name, way in WAYS.items():
+    for name, (_, lengths) in WAYS.items():
         measure(name, 0, 20)  # what a process does once
-        for steps in STEPS[way]:
+        for steps in lengths:
             columns = zip(*(measure(name, seed, steps) for seed in range(seeds)), strict=True)
             rows.append([name, steps, *(f"{min(column):.1e} to {max(column):.1e}" for column in columns)])
     print(header())
