@@ -115,9 +115,9 @@ class One(nn.Module):
         return self.w * x
 
 
-def fitted_one(function, w, damping, length):
-    """The curve of a jump for residuals of one weight."""
-    found = measured(One(w), function, points=torch.ones(1, 1).double(), fitted=1, weight=1.0)
+def fitted_one(function, w, damping, length, samples=2):
+    """The curve of a jump for residuals of one weight, fitted to the first of equal samples."""
+    found = measured(One(w), function, points=torch.ones(samples, 1).double(), fitted=1, weight=1.0)
     return jump.fit(found, torch.zeros(1).double(), damping, length, Memory())
 
 
@@ -132,6 +132,11 @@ def test_geodesic_acceleration_follows_a_parabola_in_closed_form():
     assert float(move.jump) == pytest.approx(step)
     assert float(move.bend) == pytest.approx(bend)
     assert float(move.twist) == pytest.approx(slope * 3 * 2 * c * step * bend / normal, rel=0.1)
+
+
+def test_without_unseen_samples_the_curve_is_of_second_order():
+    move = fitted_one(lambda u, x: torch.exp(u(x)) - 1, 0.8, 0.0, 0.02, samples=1)
+    assert float(move.bend) != 0 and float(move.twist) == 0
 
 
 def test_along_the_curve_a_residual_falls_in_proportion_to_the_length_to_third_order():

@@ -146,9 +146,11 @@ def fit(model: Model, before: Tensor, damping: float, length: float, memory: Mem
 
     ahead, behind = change(h * jump) + h * slope, change(-h * jump) - h * slope
     bend = _at_most(normal.solve((ahead + behind) / h**2), MOST_BEND * size / (length / 2))
-    bent = change(h * jump + h**2 / 2 * bend) + h * slope + h**2 / 2 * (model.rows @ bend)
-    third = 6 / h**3 * (bent - ahead) - 3 / h**3 * (behind - ahead)
-    twist = _at_most(normal.solve(third), MOST_TWIST * size / (length**2 / 6))
+    twist = torch.zeros_like(bend)
+    if model.unseen:  # without other samples, nothing shows when longer jumps fit these alone
+        bent = change(h * jump + h**2 / 2 * bend) + h * slope + h**2 / 2 * (model.rows @ bend)
+        third = 6 / h**3 * (bent - ahead) - 3 / h**3 * (behind - ahead)
+        twist = _at_most(normal.solve(third), MOST_TWIST * size / (length**2 / 6))
     left = model.right - slope
     promised = model.fitted - model.square + float(model.ranks.mean(left @ left))
     return Move(jump, bend, twist, promised)
