@@ -127,6 +127,8 @@ def _completed(residuals: Residuals, batch: Batch, weights: Tensor, known: dict[
 def fit(model: Model, before: Tensor, damping: float, length: float, memory: Memory) -> Move:
     """The jump with momentum; its bend and twist from three more evaluations of the fitted samples.
 
+    Where all samples are fitted, there is no twist, and the bend comes from one evaluation.
+
     With d, b, c for jump, bend and twist, and derivatives r2, r3 of the residuals along d, the terms of second and
     third order in r(w - h d - h^2/2 b - h^3/6 c) vanish if J b = r2 and J c = 3 r2(d, b) - r3. Differences give
 
@@ -144,13 +146,16 @@ def fit(model: Model, before: Tensor, damping: float, length: float, memory: Mem
         there = model.at(model.weights - step, model.batch.first)
         return weighted_change(model.sums, model.seen, there)
 
-    ahead, behind = change(h * jump) + h * slope, change(-h * jump) - h * slope
-    bend = _at_most(normal.solve((ahead + behind) / h**2), MOST_BEND * size / (length / 2))
-    twist = torch.zeros_like(bend)
-    if model.unseen:  # without other samples, nothing shows when longer jumps fit these alone
+    ahead, twist = change(h * jump) + h * slope, torch.zeros_like(jump)
+    most_bend = MOST_BEND * size / (length / 2)
+    if model.unseen:
+        behind = change(-h * jump) - h * slope
+        bend = _at_most(normal.solve((ahead + behind) / h**2), most_bend)
         bent = change(h * jump + h**2 / 2 * bend) + h * slope + h**2 / 2 * (model.rows @ bend)
         third = 6 / h**3 * (bent - ahead) - 3 / h**3 * (behind - ahead)
         twist = _at_most(normal.solve(third), MOST_TWIST * size / (length**2 / 6))
+    else:  # nothing would show when longer jumps fit these samples alone
+        bend = _at_most(normal.solve(2 / h**2 * ahead), most_bend)
     left = model.right - slope
     promised = model.fitted - model.square + float(model.ranks.mean(left @ left))
     return Move(jump, bend, twist, promised)
