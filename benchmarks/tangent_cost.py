@@ -2,7 +2,7 @@
 
     OMP_NUM_THREADS=1 python -m benchmarks.tangent_cost
 
-Processor time, median of jumps over median of gradients, which take turns; and the peak memory of a process of its own.
+Processor time, median of jumps over median of gradients, which take turns; and the peak memory of a separate process.
 A third of the samples is fitted. With "dense", no rows are stored as factors.
 """
 
@@ -50,7 +50,7 @@ def seconds(call, *arguments) -> float:
 
 
 def measure(setting: Setting) -> list[str]:
-    """A row of the table, measured in a process of its own."""
+    """A row of the table, measured in a separate process."""
     torch.set_num_threads(1)
     torch.set_default_dtype(torch.float64)
     torch.manual_seed(0)
