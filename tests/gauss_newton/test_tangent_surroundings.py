@@ -9,6 +9,7 @@ from torch.nn.functional import huber_loss
 from torch.optim import SGD, Adam
 
 from torch_anderson import GaussNewton, Objective, Term
+from torch_anderson._gauss_newton.term_residuals import TermResiduals
 
 X = torch.linspace(-1, 1, 40, dtype=torch.float64).reshape(-1, 1)
 
@@ -225,8 +226,6 @@ def test_it_says_that_groups_without_jumps_are_left_to_the_base(caplog):
 
 def test_many_outputs_of_a_sample_take_no_more_memory_than_their_rows():
     """The traced rows of a sample are compared with others by two sums, not by all its rows."""
-    from torch_anderson._gauss_newton.term_residuals import TermResiduals
-
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(100, 5), nn.Tanh(), nn.Linear(5, 100)).double()
     objective = Objective(model, fit=Term(lambda u, x: u(x) - x, torch.randn(20, 100, dtype=torch.float64)))

@@ -26,8 +26,6 @@ PROBE = 0.2
 """h, as a part of the length of the last jump."""
 MOST_BEND, MOST_TWIST = 0.75, 0.5
 """Bend and twist are shortened such that each changes the jump by at most this part of its length."""
-PROBES = 3
-"""Evaluations of the fitted samples that show the curve."""
 SHORTEST, LONGEST = 1 / 256, 1.0
 """Lengths of jumps; at 1 the linear model is at its minimum."""
 NEAR = 1.6
@@ -63,6 +61,11 @@ class Model:
     """The loss over the other samples; 0 if there are none."""
     square: float
     """|r|^2 over all ranks."""
+
+    @property
+    def probes(self) -> int:
+        """Evaluations of the fitted samples from which the curve of a jump follows."""
+        return 3 if self.unseen else 1
 
     @property
     def scale(self) -> float:

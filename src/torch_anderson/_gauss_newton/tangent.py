@@ -27,7 +27,7 @@ from .._tensors.blocks import Vector
 from .._tensors.evaluate import Unusable
 from .batch import Batch, Values
 from .control import fall
-from .jump import PROBES, Found, Model, Move, fit, measure, search
+from .jump import Found, Model, Move, fit, measure, search
 from .objective import Closure, Objective
 from .residuals import Residuals
 from .rows import Rows
@@ -262,7 +262,7 @@ class TangentDriver(TangentMemory):
         rows, weights = model.rows.shape
         samples = sum(len(x[0]) for x in model.batch.samples.values())
         part = sum(model.batch.fitted.values()) / samples
-        forwards = (PROBES * part + 1 + found.tried) * self.options.forward_cost
+        forwards = (model.probes * part + 1 + found.tried) * self.options.forward_cost
         return jump_cost(min(rows, weights), model.rows.layout, rows / samples, forwards)
 
     def record(self, model: Model, move: Move, accepted: bool, made: bool) -> None:
