@@ -9,6 +9,7 @@ from torch.nn.functional import huber_loss
 from torch.optim import SGD, Adam
 
 from torch_anderson import GaussNewton, Objective, Term
+from torch_anderson._gauss_newton.residuals import Residuals
 from torch_anderson._gauss_newton.term_residuals import TermResiduals
 
 X = torch.linspace(-1, 1, 40, dtype=torch.float64).reshape(-1, 1)
@@ -237,3 +238,30 @@ def test_many_outputs_of_a_sample_take_no_more_memory_than_their_rows():
     term.prepare([p.detach() for p in model.parameters()], (torch.randn(20, 100, dtype=torch.float64),))
     assert term.factors is not None
     assert {found.shape[0] for found in sizes} == {8}
+
+
+def test_objectives_that_take_turns_are_traced_once_each(monkeypatch):
+    traced, prepare = [], Residuals.prepare
+    monkeypatch.setattr(Residuals, "prepare", lambda self, *args: traced.append(self.objective) or prepare(self, *args))
+    model = network()
+    first, second = (Objective(model, fit=Term(sine, some)) for some in (X[:30], X[10:]))
+    optimizer = GaussNewton(SGD(model.parameters(), lr=1e-3))
+    for _ in range(4):
+        train(optimizer, first, 1)
+        train(optimizer, second, 1)
+    assert optimizer.stats.counts["attempted"] >= 6
+    assert traced == [first, second]
+
+
+def test_samples_of_a_step_that_failed_do_not_serve_the_next_one():
+    model = network()
+
+    def broken(u, x):
+        raise RuntimeError("no residual today")
+
+    optimizer = GaussNewton(SGD(model.parameters(), lr=1e-3), directions="tangent")
+    with pytest.raises(RuntimeError, match="no residual today"):
+        optimizer.step(Objective(model, fit=Term(broken, X))(fit=X))
+    model(X).square().mean().backward()
+    optimizer.step()
+    assert optimizer.stats.counts["skipped_no_outputs"] == 1

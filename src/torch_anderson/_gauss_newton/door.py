@@ -134,7 +134,11 @@ class GaussNewton(WrappedOptimizer):
             closure = closure.bind()
         if given is None and isinstance(closure, Closure):
             self._driver.ahead = self._checked(closure)  # which may replace the driver
-        return self._step(closure, given)
+        try:
+            return self._step(closure, given)
+        except BaseException:
+            self._driver.ahead = None  # the samples of a step that failed are not for the next one
+            raise
 
     def set_batch(self, *, outputs: OutputsFn | None = None) -> None:
         """Give the next step its ``outputs``, where a framework calls ``step``."""

@@ -41,6 +41,8 @@ DRAWN, GIVEN, FIXED = 1 / 3, 1 / 3, 1.0
 AT_ONCE = 1e7
 """Fixed samples are all fitted from the first jump on if their Jacobian has no more entries than this: what early
 jumps on a part of them break, later ones do not mend, as no other samples come."""
+TRACES = 4
+"""Objectives whose traced residuals are kept, for training that uses several in turn."""
 UNSEEN = 2
 """Fewest blocks of samples that are drawn besides those that are fitted."""
 
@@ -94,7 +96,8 @@ class TangentMemory(ReportingDriver):
     kind = 3
     state_type = TangentState
     state: TangentState
-    residuals: Residuals | None
+    traces: list[Residuals]
+    """Residuals of the objectives that were used last, the newest first."""
 
     def gauges(self) -> dict[str, float]:
         """What the driver has set itself."""
@@ -103,16 +106,22 @@ class TangentMemory(ReportingDriver):
 
     # --------------------------------------------------------------------------------------------------- residuals
 
+    @property
+    def residuals(self) -> Residuals | None:
+        """The residuals that were used last."""
+        return self.traces[0] if self.traces else None
+
     def prepared(self, objective: Objective, bound: Mapping[str, Samples]) -> Residuals:
         """The residuals of the objective, checked and traced when they are first used with these parameters."""
         # A jump leaves groups with learning rate 0 alone.
         still = {id(p) for group in self.base.param_groups if group.get("lr") == 0 for p in group["params"]}
-        params, found = [p for p in self.space.params if id(p) not in still], self.residuals
-        if found is None or not found.fits(objective, params):
+        params = [p for p in self.space.params if id(p) not in still]
+        found = next((each for each in self.traces if each.fits(objective, params)), None)
+        if found is None:
             found = self.traced(objective, bound, params)
-            if self.residuals and self.residuals.trained != found.trained:
-                self.stop()
-            self.residuals = found
+        if self.residuals and self.residuals.trained != found.trained:
+            self.stop()
+        self.traces = [found, *(each for each in self.traces if each is not found)][:TRACES]
         if found.refresh():
             objective.at = None  # values of retained samples no longer hold
         return found
@@ -172,7 +181,7 @@ class TangentMemory(ReportingDriver):
         self.momentum, self.other = space.vector(torch.float64), space.vector(torch.float64)
         self.weights = space.vector(torch.float64)
         self.memory = Memory()
-        self.residuals = None
+        self.traces = []
 
     def vectors(self) -> Vectors:
         """The last jump, and the weights before and after it."""
