@@ -7,7 +7,7 @@ generalised Gauss-Newton method. For squares, r = z and L = 1.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
 from math import sqrt
 
@@ -38,7 +38,7 @@ class Squares:
         """The sum of losses at outputs start + a slope + a^2 bend, for each of the lengths a."""
         a, b, c = start.reshape(-1), slope.reshape(-1), bend.reshape(-1)
         powers = torch.stack([a @ a, 2 * a @ b, b @ b + 2 * a @ c, 2 * b @ c, c @ c]).cpu()
-        return lengths.unsqueeze(1) ** torch.arange(5) @ powers
+        return lengths.unsqueeze(1) ** torch.arange(5, device="cpu") @ powers
 
     def expand(self, outputs: Tensor) -> tuple[Tensor, Tensor]:
         """r (k, p), and L' as weights (p, k, p) of the outputs in it."""
@@ -56,6 +56,12 @@ class Convex:
     """Shape of the output of one sample."""
     rest: tuple[Tensor, ...]
     """What the function gets besides: one row for each sample."""
+
+    @classmethod
+    def joined(cls, parts: Sequence[Convex]) -> Convex:
+        """The function for the samples of all parts."""
+        rest = zip(*(part.rest for part in parts), strict=True)
+        return cls(parts[0].function, parts[0].shape, tuple(map(torch.cat, rest)))
 
     def __getitem__(self, some: slice) -> Convex:
         return Convex(self.function, self.shape, tuple(x[some] for x in self.rest))
@@ -128,7 +134,7 @@ class Batch:
 
     def losses(self, values: Values) -> Tensor:
         """The loss of all samples, of fitted ones, and of the others (0 if there are none); on the host."""
-        found = torch.zeros(3, dtype=torch.float64)
+        found = torch.zeros(3, dtype=torch.float64, device="cpu")
         for name, outputs in values.items():
             each, fitted = self.misfits[name].each(outputs), self.fitted[name]
             parts = each, each[:fitted], each[fitted:]
@@ -137,7 +143,7 @@ class Batch:
 
     def doubt(self, one: Values, other: Values) -> Tensor:
         """The variance of the change of the loss from some outputs to others, as one of means over samples."""
-        found = torch.zeros((), dtype=torch.float64)
+        found = torch.zeros((), dtype=torch.float64, device="cpu")
         for name, misfit in self.misfits.items():
             change = (misfit.each(other[name]) - misfit.each(one[name])).double().cpu()
             found += self.weights[name] ** 2 * change.var(correction=0) / max(len(change) - 1, 1)

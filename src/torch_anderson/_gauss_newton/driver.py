@@ -178,11 +178,6 @@ class GaussNewtonDriver(ReportingDriver):
         everybody = everybody and not any(self.directions.idle)
         return everybody and self.directions.has_gradient and not self.stats.counts["attempted"]
 
-    def gauges(self) -> dict[str, float]:
-        """What the driver has set itself."""
-        state = self.state
-        return {"share": state.share, "wait": state.wait, "damping": state.damping, "differences": state.width}
-
     # ---------------------------------------------------------------------------------------------- in and out
 
     @property

@@ -32,7 +32,7 @@ NEAR = 1.6
 """The expected minimum is not tried within this factor of a length that was."""
 MOST = 6
 """Lengths that are tried while the loss does not fall."""
-GRID = 2.0 ** torch.linspace(-3, 2, 101, dtype=torch.float64)
+GRID = 2.0 ** torch.linspace(-3, 2, 101, dtype=torch.float64, device="cpu")
 
 
 @dataclass
@@ -63,9 +63,14 @@ class Model:
     """|r|^2 over all ranks."""
 
     @property
+    def all_fitted(self) -> bool:
+        """Whether there are no other samples, which would show that a jump fits its samples alone."""
+        return not self.unseen
+
+    @property
     def probes(self) -> int:
         """Evaluations of the fitted samples from which the curve of a jump follows."""
-        return 3 if self.unseen else 1
+        return 1 if self.all_fitted else 3
 
     @property
     def scale(self) -> float:
@@ -108,8 +113,10 @@ def measure(
         right, sums = batch.expand(seen)
         if not all(x.isfinite().all() for x in (right, *values.values())):
             raise Unusable("nonfinite_outputs", "residuals are not finite")
-        residuals.rows(weights, batch.first, sums, rows)
         losses = batch.losses(values)
+        if not losses.isfinite().all():
+            raise Unusable("nonfinite_outputs", "the loss of some sample is not finite")
+        residuals.rows(weights, batch.first, sums, rows)
     found = ranks.mean(torch.cat([losses, (right @ right).double().cpu()[None]])).tolist()
     return Model(residuals, batch, ranks, weights, values, seen, rows, right, sums, *found)
 
@@ -151,14 +158,14 @@ def fit(model: Model, before: Tensor, damping: float, length: float, memory: Mem
 
     ahead, twist = change(h * jump) + h * slope, torch.zeros_like(jump)
     most_bend = MOST_BEND * size / (length / 2)
-    if model.unseen:
+    if model.all_fitted:  # longer jumps would fit these samples alone too early
+        bend = _at_most(normal.solve(2 / h**2 * ahead), most_bend)
+    else:
         behind = change(-h * jump) - h * slope
         bend = _at_most(normal.solve((ahead + behind) / h**2), most_bend)
         bent = change(h * jump + h**2 / 2 * bend) + h * slope + h**2 / 2 * (model.rows @ bend)
         third = 6 / h**3 * (bent - ahead) - 3 / h**3 * (behind - ahead)
         twist = _at_most(normal.solve(third), MOST_TWIST * size / (length**2 / 6))
-    else:  # nothing would show when longer jumps fit these samples alone
-        bend = _at_most(normal.solve(2 / h**2 * ahead), most_bend)
     left = model.right - slope
     promised = model.fitted - model.square + float(model.ranks.mean(left @ left))
     return Move(jump, bend, twist, promised)

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from math import sqrt
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from .retained import Retained
 from .term import ADVICE, Samples, Term, at_point, checked_samples
 
 
@@ -58,14 +58,16 @@ class Objective:
                 raise TypeError(f"Invalid term {name!r}: {type(term).__name__}. Allowed: a torch_anderson.Term.")
         self.model = model
         self.terms = terms
-        self.checked = False
-        """Whether all residuals were found to be finite and to depend on the weights."""
+        self.checked: dict[str, Term] = {}
+        """Terms whose residuals were found to be finite and to depend on the weights."""
+        self.outside: list[Tensor] = []
+        """Trained tensors that the loss depends on but that are not the model's; their gradients are zeroed too."""
         self.retained: dict[str, Retained] = {}
         """Samples of the last evaluation, by the names of terms."""
         self.at: Tensor | None = None
         """The weights for which retained residuals hold."""
-        self._versions: dict[str, list[int]] = {}
-        """Versions of fixed samples when they were last retained."""
+        self._orders: dict[str, Tensor] = {}
+        """Where samples were before they were last shuffled."""
 
     def __call__(self, **samples: Any) -> Any:
         """Zero the gradients, draw samples, compute the loss and its gradient; or make a closure for given samples."""
@@ -93,19 +95,26 @@ class Objective:
         """The model without the wrapper that trains it on several ranks."""
         return self.model.module if isinstance(self.model, nn.parallel.DistributedDataParallel) else self.model
 
+    def fresh(self, name: str) -> Samples:
+        """The samples of a term for a gradient; retained ones are among them if that was asked for."""
+        term = self.terms[name]
+        return self.drawn(name)[0] if term.retain else term.draw(name)
+
     def drawn(self, name: str, count: int | None = None) -> tuple[Samples, Tensor | None]:
         """New samples of a term, among which those with large residuals stay; and residuals where they are known."""
         term, kept = self.terms[name], self.retained.get(name)
         samples = term.draw(name, count)
-        if kept is None or not kept.fits(samples) or self._versions.get(name, versions(term)) != versions(term):
-            return samples, None
         if term.fixed:
-            return kept.samples, kept.values
-        return (samples, None) if term.retain is False else kept.renew(samples)
+            return samples, kept.values if kept and kept.holds(term) else None
+        if kept is None or term.retain is False or not kept.fits(samples):
+            return samples, None
+        samples, values = kept.renew(samples)
+        return samples, values if kept.term is term else None
 
     def examples(self, given: Mapping[str, Samples], counts: Mapping[str, int]) -> dict[str, Samples]:
         """Samples to look at once: given or retained ones, so that a resumed run draws as an uninterrupted one."""
-        found = {name: kept.samples for name, kept in self.retained.items()} | dict(given)
+        kept = {name: kept.samples for name, kept in self.retained.items() if kept.term is self.terms.get(name)}
+        found = {name: samples for name, samples in kept.items() if not self.terms[name].fixed} | dict(given)
         return {name: found.get(name) or term.draw(name, counts[name]) for name, term in self.terms.items()}
 
     def population(
@@ -114,19 +123,25 @@ class Objective:
         """Samples of all terms in random order, and their residuals at these weights where they are known."""
         samples: dict[str, Samples] = {}
         values: dict[str, Tensor | None] = {}
-        known = self.at is not None and torch.equal(self.at, at)
+        known = self.at is not None and self.at.device == at.device and torch.equal(self.at, at)
         for name in self.terms:
-            found = (given[name], None) if name in given else self.drawn(name, counts[name])
-            samples[name], values[name] = shuffled(found[0], found[1] if known else None)
+            found, residuals = (given[name], None) if name in given else self.drawn(name, counts[name])
+            order = self._orders[name] = torch.randperm(len(found[0])).to(found[0].device)
+            samples[name] = tuple(x[order] for x in found)
+            values[name] = residuals[order] if known and residuals is not None else None
         return samples, values
 
     def retain(
         self, samples: Mapping[str, Samples], values: Mapping[str, Tensor], sizes: Mapping[str, Tensor], at: Tensor
     ) -> None:
-        """Remember samples for the next evaluation: their outputs (k, p) at these weights, and sizes of residuals."""
-        self.at = at
-        self.retained = {name: Retained(samples[name], sizes[name], found) for name, found in values.items()}
-        self._versions = {name: versions(term) for name, term in self.terms.items()}
+        """Remember samples of ``population``: their outputs (k, p) at these weights, and sizes of residuals."""
+        self.at, self.retained = at, {}
+        for name, found in values.items():
+            term, kept = self.terms[name], (*samples[name], sizes[name], found)
+            if term.fixed:  # in their own order, so that later changes of them are noticed
+                order = self._orders[name].argsort()
+                kept = tuple(x[order] for x in kept)
+            self.retained[name] = Retained(term, kept[:-2], *kept[-2:])
 
     def state_dict(self) -> dict[str, Any]:
         """The retained samples: with the states of model and optimizer, all that a run needs to resume.
@@ -139,8 +154,12 @@ class Objective:
         """Go on with the samples of a checkpoint."""
         if unknown := set(state_dict["retained"]) - set(self.terms):
             raise ValueError(f"The checkpoint is of another objective: it has terms {sorted(unknown)}.")
-        self.at = state_dict["at"]
-        self.retained = {name: Retained.from_state_dict(kept) for name, kept in state_dict["retained"].items()}
+        device = next((p.device for p in self.model.parameters()), torch.device("cpu"))
+        self.at = None if state_dict["at"] is None else state_dict["at"].to(device)
+        self.retained = {
+            name: Retained.from_state_dict(self.terms[name], kept, device)
+            for name, kept in state_dict["retained"].items()
+        }
 
 
 class Closure:
@@ -159,8 +178,8 @@ class Closure:
     def draw(self) -> Mapping[str, Samples]:
         """The samples of all terms; those that were not given are drawn once."""
         if self._drawn is None:
-            terms = self.objective.terms
-            self._drawn = {name: self.objective.drawn(name)[0] for name in terms if name not in self.given}
+            objective = self.objective
+            self._drawn = {name: objective.fresh(name) for name in objective.terms if name not in self.given}
         return self.bound
 
     def __call__(self) -> Tensor:
@@ -168,23 +187,27 @@ class Closure:
         self.objective.model.zero_grad()
         with torch.enable_grad():
             loss = self.loss()
+            for tensor in self.objective.outside:
+                tensor.grad = None
             loss.backward()
         return loss.detach()
 
     def loss(self) -> Tensor:
         """The loss, with its graph."""
         objective, samples = self.objective, self.draw()
-        losses = []
+        losses, known = [], objective.checked == objective.terms
         for name, term in objective.terms.items():
             found = self._evaluated(name)
-            if not objective.checked:
-                _check_first(name, found if term.loss is None else found[:1], objective.model)
             each = term.each(found)
+            if not known:
+                _check_first(name, found if term.loss is None else (found[0], each), objective.model)
             losses.append(term.weight * each.mean())
             if term.retain and not term.fixed and name not in self.given:
-                objective.retained[name] = Retained(samples[name], each.detach().clamp_min(0).sqrt())
-        objective.checked = True
-        return torch.stack([loss.to(losses[0].device) for loss in losses]).sum()
+                objective.retained[name] = Retained(term, samples[name], each.detach().clamp_min(0).sqrt())
+        loss = torch.stack([loss.to(losses[0].device) for loss in losses]).sum()
+        if not known:
+            objective.checked, objective.outside = dict(objective.terms), _leaves_outside(objective.model, loss)
+        return loss
 
     @torch.no_grad()
     def residuals(self) -> list[Tensor]:
@@ -212,64 +235,31 @@ class Closure:
             raise
 
 
-@dataclass
-class Retained:
-    """The samples of one term's last evaluation, and how large its residuals were."""
-
-    samples: Samples
-    sizes: Tensor
-    """|r| of each sample."""
-    values: Tensor | None = None
-    """The residuals (k, p), where they may be used again."""
-
-    def renew(self, fresh: Samples) -> tuple[Samples, Tensor | None]:
-        """Put samples with |r| above the mean among fresh ones, at random places; and their residuals, NaN elsewhere.
-
-        Random places, since a sampler may order its samples by kind.
-        """
-        device, total = fresh[0].device, len(fresh[0])
-        kept = (self.sizes > self.sizes.mean()).nonzero()[:, 0][:total]
-        places = torch.randperm(total)[: len(kept)].to(device)
-        renewed = tuple(new.index_copy(0, places, old[kept]) for new, old in zip(fresh, self.samples, strict=True))
-        if self.values is None:
-            return renewed, None
-        values = self.values.new_full((total, self.values.shape[1]), torch.nan)
-        return renewed, values.index_copy_(0, places, self.values[kept])
-
-    def fits(self, fresh: Samples) -> bool:
-        """Whether fresh samples have the same form."""
-        pairs = zip(self.samples, fresh, strict=False)
-        alike = all(a.shape[1:] == b.shape[1:] and a.dtype == b.dtype and a.device == b.device for a, b in pairs)
-        return alike and len(self.samples) == len(fresh) and bool(self.sizes.isfinite().all())
-
-    def state_dict(self) -> dict[str, Any]:
-        """All tensors, for a checkpoint."""
-        return {"samples": list(self.samples), "sizes": self.sizes, "values": self.values}
-
-    @classmethod
-    def from_state_dict(cls, saved: dict[str, Any]) -> Retained:
-        """Undo ``state_dict``."""
-        return cls(tuple(saved["samples"]), saved["sizes"], saved["values"])
-
-
-def versions(term: Term) -> list[int]:
-    """Numbers that change when somebody writes to the fixed samples of a term."""
-    return [x._version for x in term.samples] if isinstance(term.samples, tuple) else []
-
-
-def shuffled(samples: Samples, values: Tensor | None) -> tuple[Samples, Tensor | None]:
-    """Samples, and their residuals, in random order."""
-    order = torch.randperm(len(samples[0])).to(samples[0].device)
-    return tuple(x[order] for x in samples), None if values is None else values[order]
-
-
 def _check_first(name: str, found: tuple[Tensor, ...], model: nn.Module) -> None:
-    """Raise for residuals that are not finite from the start, or do not depend on the weights."""
+    """Raise for residuals or losses that are not finite from the start, or do not depend on the weights."""
     if not all(x.isfinite().all() for x in found):
         raise ValueError(
-            f"The residual of {name!r} is not finite at some sample of the first evaluation. Check its derivatives "
-            "there: a square root or an absolute value has none at 0."
+            f"The residual or loss of {name!r} is not finite at some sample of the first evaluation. Check its "
+            "derivatives there: a square root or an absolute value has none at 0."
         )
+    if torch.is_inference_mode_enabled():
+        raise RuntimeError("An Objective has no gradient within torch.inference_mode(). Call step() outside of it.")
     trains = any(p.requires_grad for p in model.parameters())
     if trains and torch.is_grad_enabled() and not any(x.requires_grad for x in found):
         raise ValueError(f"The residual of {name!r} does not depend on the model's weights. Compute it from u(point).")
+
+
+def _leaves_outside(model: nn.Module, loss: Tensor) -> list[Tensor]:
+    """The tensors to which ``loss.backward()`` adds gradients, but for the model's parameters."""
+    own = {id(p) for p in model.parameters()}
+    found, seen, waiting = [], set(), [loss.grad_fn]
+    while waiting:
+        node = waiting.pop()
+        if node is None or node in seen:
+            continue
+        seen.add(node)
+        leaf = getattr(node, "variable", None)
+        if leaf is not None and id(leaf) not in own:
+            found.append(leaf)
+        waiting += [other for other, _ in node.next_functions]
+    return found

@@ -28,12 +28,8 @@ class ReportingDriver(Driver):
     def __init__(self, base: Optimizer, options: Any):
         super().__init__(base, options)
         self.state = self.state_type(share=options.budget)
-        self.stats.gauges = self.gauges
+        self.stats.gauges = self.state.gauges  # not the driver's, which would then be freed late
         self.build(self.space)
-
-    @abstractmethod
-    def gauges(self) -> dict[str, float]:
-        """The settings that the driver adapts, by name."""
 
     @abstractmethod
     def vectors(self) -> Vectors:

@@ -40,10 +40,12 @@ class Residuals:
         trained, module = {id(p) for p in params}, objective.module
         found = dict(module.named_parameters())
         names = [name for name, p in found.items() if id(p) in trained]
-        self.objective, self.trained = objective, trained
+        self.objective, self.module, self.trained = objective, module, trained
         self.params = [found[name] for name in names]
-        self.constants: dict[str, Tensor] = {name: p for name, p in found.items() if id(p) not in trained}
-        self.constants.update(module.named_buffers())
+        self.constants = _forms(self._others())
+        """Parameters that are not trained, and buffers: their forms, by name."""
+        self.samples: dict[str, list[torch.Size]] = {}
+        """Shapes of single samples, by the names of terms."""
         self.sizes = [p.numel() for p in self.params]
         self.n = sum(self.sizes)
         self.terms = {name: TermResiduals(objective, name, names, list(self.constants)) for name in objective.terms}
@@ -57,6 +59,7 @@ class Residuals:
         """Trace all terms, for blocks of so many samples or as before; in the network's type if functions need that."""
         blocks = {name: min(counts[name], BLOCK) if counts else term.block for name, term in self.terms.items()}
         samples = {name: tuple(x[: blocks[name]] for x in found) for name, found in samples.items()}
+        self.samples = {name: _shapes(found) for name, found in samples.items()}
         self.refresh()
         try:
             self._prepare(weights, samples)
@@ -69,17 +72,27 @@ class Residuals:
             self._prepare(weights, samples)
             logger.warning(COARSE.format(dtype=own, problem=problem))
 
-    def fits(self, objective: Objective, params: Sequence[Tensor]) -> bool:
-        """Whether these are the residuals of an objective, with these parameters trained."""
-        terms = self.objective is objective and all(self.terms[x].module.term is objective.terms[x] for x in self.terms)
-        return terms and self.trained == {id(p) for p in params}
+    def fits(self, objective: Objective, params: Sequence[Tensor], given: Given) -> bool:
+        """Whether these are the residuals of an objective at samples like those given, with these parameters trained.
+
+        A trace holds for samples and constants of the shapes that it was made with.
+        """
+        same = self.objective is objective and self.module is objective.module and self.trained == {*map(id, params)}
+        terms = {name: term.module.term for name, term in self.terms.items()}
+        shapes = all(_shapes(samples) == self.samples[name] for name, samples in given.items() if name in self.samples)
+        return same and terms == objective.terms and shapes and _forms(self._others()) == self.constants
+
+    def _others(self) -> dict[str, Tensor]:
+        """The present parameters that are not trained, and buffers: code may replace them by other tensors."""
+        fixed = {name: p for name, p in self.module.named_parameters() if id(p) not in self.trained}
+        return fixed | dict(self.module.named_buffers())
 
     def check(self, given: Given, params: Sequence[Tensor]) -> None:
         """Raise for what cannot be a residual, changes the weights, or depends on parameters outside the model."""
         ours, before = {id(p) for p in self.params}, self.read()
         others = [p for p in params if id(p) not in ours]
         loss = Closure(self.objective, given).loss()
-        if not torch.equal(before, self.read()):
+        if not torch.allclose(before, self.read(), rtol=0, atol=0, equal_nan=True):
             self.write(before)
             raise Unusable("outputs_wrote", "a residual changed the parameters; it must only evaluate the model")
         if others and any(x is not None for x in torch.autograd.grad(loss, others, allow_unused=True)):
@@ -114,7 +127,7 @@ class Residuals:
     def refresh(self) -> bool:
         """Read parameters that are not trained and buffers; returns whether they have changed."""
         before = self._constants
-        self._constants = [self._cast(x.detach().clone()) for x in self.constants.values()]
+        self._constants = [self._cast(x.detach().clone()) for x in self._others().values()]
         return bool(before) and not all(map(torch.equal, before, self._constants))
 
     @torch.no_grad()
@@ -150,12 +163,15 @@ class Residuals:
     @torch.no_grad()
     def misfits(self, weights: Tensor, samples: Given) -> dict[str, Squares | Convex]:
         """The losses of single samples, for these samples."""
-        fixed, found = self._fixed(weights), {}
+        fixed = self._fixed(weights)
+        found: dict[str, Squares | Convex] = {}
         for name, term in self.terms.items():
             function = self.objective.terms[name].loss
-            found[name] = (
-                Squares() if function is None else term.convex(function, fixed, self._converted(samples[name]))
-            )
+            if function is None:
+                found[name] = Squares()
+            else:
+                parts = _parts(self._converted(samples[name]), max(term.block, 1))
+                found[name] = Convex.joined([term.convex(function, fixed, some) for some, _ in parts])
         return found
 
     @torch.no_grad()
@@ -178,6 +194,16 @@ class Residuals:
 
     def _cast(self, tensor: Tensor) -> Tensor:
         return tensor.to(self.dtype) if tensor.is_floating_point() else tensor
+
+
+def _shapes(samples: Samples) -> list[torch.Size]:
+    """Shapes of single samples."""
+    return [x.shape[1:] for x in samples]
+
+
+def _forms(tensors: Mapping[str, Tensor]) -> dict[str, tuple[torch.Size, torch.dtype]]:
+    """Shapes and types by name."""
+    return {name: (x.shape, x.dtype) for name, x in tensors.items()}
 
 
 def _parts(samples: Samples, most: int) -> Iterator[tuple[Samples, int]]:

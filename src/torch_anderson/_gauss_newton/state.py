@@ -10,8 +10,6 @@ HISTORY = 20
 FEWEST = 2
 """Differences before the first jump, and the fewest in use."""
 FIRST_DAMPING = 1e-3
-
-
 JUDGES = 6
 """Steps on whose samples a proposal must gain."""
 UNKNOWN, FIXED, CHANGING = 0, 1, 2
@@ -55,3 +53,7 @@ class GaussNewtonState:
     """The loss of one step's samples, to be compared with that of the next step's samples at the same weights."""
     proposed: int = 0
     """Number of steps whose samples have yet to decide about a proposal."""
+
+    def gauges(self) -> dict[str, float]:
+        """The settings that the driver adapts, by name."""
+        return {"share": self.share, "wait": self.wait, "damping": self.damping, "differences": self.width}

@@ -82,6 +82,8 @@ class TangentDriver(TangentMemory):
 
     def plain(self, base_step: BaseStep) -> tuple[Any, Closure | None]:
         """Make one base step; returns its loss, and the samples that were given during the step."""
+        if self.state.jumps and not self.state.since and self.residuals:
+            self.disturbed = not self.unchanged(self.residuals)
         version = self.space.version()
         found = base_step()
         if self.acted(version):
@@ -110,7 +112,7 @@ class TangentDriver(TangentMemory):
         counts = self.plan(residuals, bound, state.whole_blocks)
         model = self.measured(residuals, bound, counts)
         before = self.space.gather(self.momentum, residuals.params)
-        move = fit(model, before, state.damping(model.scale, all_fitted=not model.unseen), state.length, self.memory)
+        move = fit(model, before, state.damping(model.scale, model.all_fitted), state.length, self.memory)
         found = search(model, move, state.length, state.longer)
         accepted = found.best.loss < model.loss
         proposes = counts.noisy and not state.trusted
@@ -122,7 +124,8 @@ class TangentDriver(TangentMemory):
             self.go(model, move, found)
         self.adapt(model, found, accepted, counts)
         self.record(model, move, accepted, made=accepted and not proposes)
-        return None if proposes else torch.tensor(model.loss, dtype=self.space.blocks[0].dtype)
+        block = self.space.blocks[0]
+        return None if proposes else torch.tensor(model.loss, dtype=block.dtype, device=block.device)
 
     # ---------------------------------------------------------------------------------------------------- measure
 
@@ -165,19 +168,27 @@ class TangentDriver(TangentMemory):
 
     def place(self, residuals: Residuals) -> Tensor:
         """The weights in float64: those of the last jump, unless other code has written to the parameters."""
-        last, now = self.space.gather(self.weights, residuals.params), residuals.read()
-        if self.state.jumps and torch.equal(now, residuals.rounded(last)):
-            return last
+        if self.state.jumps and self.unchanged(residuals):
+            return self.space.gather(self.weights, residuals.params)
         if not self.state.since:
             self.stop()
-        return now
+        return residuals.read()
+
+    def unchanged(self, residuals: Residuals) -> bool:
+        """Whether the parameters are those of the last jump."""
+        last = self.space.gather(self.weights, residuals.params)
+        return torch.equal(residuals.read(), residuals.rounded(last))
 
     def better(self, residuals: Residuals, batch: Batch, now: Tensor, noisy: bool) -> Tensor:
         """The weights after base steps, or those before if the loss has grown too much; books what was gained.
 
-        Samples of a single step are too few to justify undoing base steps.
+        Samples of a single step are too few to justify undoing base steps. What other code has written is not undone,
+        and is no gain of the base.
         """
         state, last = self.state, self.space.gather(self.weights, residuals.params)
+        if self.disturbed:
+            self.stop()
+            return now
         before, after, _ = self.compared(residuals, batch, last, now)
         most = before if state.compares else before + (TOO_MUCH - 1) * abs(before)  # some losses are negative
         state.book_base(fall(before, after) if after < torch.inf else -1.0, noisy)
@@ -248,12 +259,12 @@ class TangentDriver(TangentMemory):
         fitted, unseen = fall(model.fitted, end.fitted), fall(model.unseen, end.unseen)
         state.jumps += 1
         state.accept(found) if accepted else state.refuse()
-        if model.unseen:
+        if not model.all_fitted:
             state.adapt_rows(fitted, unseen, counts.most)
         if counts.noisy:
             state.await_samples(accepted)
         else:
-            state.book_jump(unseen if model.unseen else fitted)
+            state.book_jump(fitted if model.all_fitted else unseen)
             state.decide(self.options.budget)
         self.stats.counts["extra_evaluations"] += found.tried
 

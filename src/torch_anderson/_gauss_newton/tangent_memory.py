@@ -25,6 +25,10 @@ SHARDED = (
     "Invalid directions: 'tangent' with sharded parameters, of which no rank has whole rows. Allowed: 'history', as in "
     "GaussNewton(..., directions='history')."
 )
+NOT_ONE_VECTOR = (
+    "Invalid directions: 'tangent' with parameters that are complex or on several devices. Allowed: 'history', as in "
+    "GaussNewton(..., directions='history')."
+)
 LEFT_OUT = (
     "Groups with 'anderson': False are trained by the base alone, which makes few steps while GaussNewton jumps. Build "
     "GaussNewton(..., directions='history') if they need more."
@@ -98,11 +102,8 @@ class TangentMemory(ReportingDriver):
     state: TangentState
     traces: list[Residuals]
     """Residuals of the objectives that were used last, the newest first."""
-
-    def gauges(self) -> dict[str, float]:
-        """What the driver has set itself."""
-        state = self.state
-        return {"length": state.length, "boost": state.boost, "blocks": state.blocks, "wait": state.wait}
+    disturbed: bool
+    """Whether other code had written to the parameters before the first base step after the last jump."""
 
     # --------------------------------------------------------------------------------------------------- residuals
 
@@ -116,7 +117,7 @@ class TangentMemory(ReportingDriver):
         # A jump leaves groups with learning rate 0 alone.
         still = {id(p) for group in self.base.param_groups if group.get("lr") == 0 for p in group["params"]}
         params = [p for p in self.space.params if id(p) not in still]
-        found = next((each for each in self.traces if each.fits(objective, params)), None)
+        found = next((each for each in self.traces if each.fits(objective, params, bound)), None)
         if found is None:
             found = self.traced(objective, bound, params)
         if self.residuals and self.residuals.trained != found.trained:
@@ -178,10 +179,12 @@ class TangentMemory(ReportingDriver):
         """Make room for the last jump, and for the weights before and after it."""
         if any(map(is_dtensor, space.params)):
             raise ValueError(SHARDED)
+        if any(p.is_complex() for p in space.params) or len({p.device for p in space.params}) > 1:
+            raise ValueError(NOT_ONE_VECTOR)
         self.momentum, self.other = space.vector(torch.float64), space.vector(torch.float64)
         self.weights = space.vector(torch.float64)
         self.memory = Memory()
-        self.traces = []
+        self.traces, self.disturbed = [], False
 
     def vectors(self) -> Vectors:
         """The last jump, and the weights before and after it."""

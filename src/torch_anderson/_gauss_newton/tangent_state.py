@@ -90,6 +90,10 @@ class TangentState:
     base_rate: float = 0.0
     """Gain of a base step."""
 
+    def gauges(self) -> dict[str, float]:
+        """The settings that the driver adapts, by name."""
+        return {"length": self.length, "boost": self.boost, "blocks": self.blocks, "wait": self.wait}
+
     @property
     def compares(self) -> bool:
         """Whether the base makes a step before the next jump, to compare with."""

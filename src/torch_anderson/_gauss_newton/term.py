@@ -17,7 +17,8 @@ Samples = tuple[Tensor, ...]
 ADVICE = (
     "In the term {name!r}. Its function gets u and one sample, and is evaluated for all samples at once with "
     "torch.vmap: differentiate with torch.func (grad, jvp, jacrev, hessian) instead of torch.autograd.grad, choose "
-    "with torch.where instead of if, and do not convert tensors to numbers."
+    "with torch.where instead of if, and do not convert tensors to numbers. Samples and constants need the type and "
+    "device of the model. For a model that vmap cannot evaluate, use GaussNewton's step(outputs=...)."
 )
 
 

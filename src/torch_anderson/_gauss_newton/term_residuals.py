@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call, jacrev
 
+from .._driver import logger
 from .._tensors.evaluate import Unusable
 from .batch import Convex
 from .factors import Factors
@@ -73,7 +74,10 @@ class TermResiduals:
         """Trace the residuals for a block of as many samples."""
         self.block = len(samples[0])
         self.traced = self.factors = None
+        self.untraced = ""
         plain = self.plain(*fixed, None, *samples)
+        if not plain.isfinite().all():
+            raise Unusable("nonfinite_outputs", f"the residual of {self.name!r} is not finite")
         if not torch.equal(self.plain(*fixed, None, *samples), plain):
             raise Unusable("random_outputs", f"the residual of {self.name!r} is random, e.g. by dropout. {HISTORY}")
         self.size = plain.shape[1]
@@ -86,6 +90,7 @@ class TermResiduals:
             self._trace(arguments, plain, rows)
         except Exception as problem:  # tracing can fail in many ways
             self.untraced = str(problem)
+            logger.info("Jumps are slower, as the residual of %r could not be traced: %s", self.name, problem)
 
     def _trace(self, arguments: Sequence[Tensor], plain: Tensor, rows: Tensor) -> None:
         """Use the trace if it gives what the plain way gives."""

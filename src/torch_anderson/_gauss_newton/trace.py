@@ -114,6 +114,9 @@ def _simplify(graph: Graph, zeros: set[Node]) -> None:
         if _is_zero(node, zeros):
             zeros.add(node)
         if (same := _equal_to(node, zeros)) is not None:
+            if node.target is ATEN.clone.default:  # made for a view that its argument may not have
+                for user in node.users:
+                    user.target = ATEN.reshape.default if user.target in RESHAPES else user.target
             node.replace_all_uses_with(same)
         elif node.target in RESHAPES and node.args[0].target in RESHAPES:
             node.args = (node.args[0].args[0], *node.args[1:])
