@@ -279,6 +279,17 @@ def test_weights_that_are_nan_are_not_called_written_by_a_residual(caplog):
     assert optimizer.stats.counts["skipped_nonfinite_outputs"] == 1 and "not finite" in caplog.text
 
 
+def test_a_schedule_that_ends_at_zero_ends_jumps_and_says_so(caplog):
+    objective = Objective(network(), fit=Term(misfit, (X, SINE)))
+    optimizer = GaussNewton(SGD(objective.model.parameters(), lr=0.1))
+    schedule = torch.optim.lr_scheduler.LinearLR(optimizer, 1.0, 0.0, total_iters=5)
+    for _ in range(10):
+        optimizer.step(objective)
+        schedule.step()
+    assert optimizer.stats.counts["attempted"] == 5
+    assert caplog.text.count("End a schedule above 0") == 1
+
+
 def test_inference_mode_is_named():
     objective = Objective(network(), fit=Term(misfit, (X, SINE)))
     with torch.inference_mode(), pytest.raises(RuntimeError, match="inference_mode"):

@@ -56,6 +56,19 @@ class Convolution(nn.Module):
         return self.last(self.kernel(torch.tanh(self.layer(x)).unsqueeze(1)).flatten(1).tanh())
 
 
+class Attention(nn.Module):
+    """Both coordinates of a point attend to each other."""
+
+    def __init__(self):
+        super().__init__()
+        self.lift, self.last = nn.Linear(1, 4), nn.Linear(4, 1)
+        self.heads = nn.MultiheadAttention(4, 2, batch_first=True)
+
+    def forward(self, x):
+        tokens = self.lift(x.unsqueeze(-1))
+        return self.last(self.heads(tokens, tokens, tokens, need_weights=False)[0].mean(1))
+
+
 def burgers(u, x):
     (u_x, u_t), (u_xx, _) = jvp(grad(u), (x,), (torch.tensor([1.0, 0.0], dtype=x.dtype),))
     return u_t + u(x) * u_x - NU * u_xx
@@ -83,6 +96,7 @@ CASES = {
     "convolution": (Convolution, lambda u, x: u(x) - 1),
     "normalisation": (lambda: nn.Sequential(nn.Linear(2, 6), nn.LayerNorm(6), nn.Linear(6, 1)), burgers),
     "rectified": (lambda: nn.Sequential(nn.Linear(2, 9), nn.ReLU(), nn.Linear(9, 1)), lambda u, x: u(x) ** 2 - 1),
+    "attention": (Attention, lambda u, x: u(x) - 1),
     "no hidden layer": (lambda: nn.Linear(2, 1, bias=False), lambda u, x: u(x) - 1),
     "one_hot and indices": (mlp, lambda u, x: u(x * nn.functional.one_hot(torch.tensor(1), 2)) + u(x)),
 }

@@ -5,10 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from math import ceil, sqrt
+from typing import Any
 
 import torch
 from torch import Tensor
 
+from .._calls import BaseStep
 from .._ranks.placement import is_dtensor
 from .._tensors.blocks import Space
 from .._tensors.checkpoint import Shapes, Vectors
@@ -32,6 +34,9 @@ NOT_ONE_VECTOR = (
 LEFT_OUT = (
     "Groups with 'anderson': False are trained by the base alone, which makes few steps while GaussNewton jumps. Build "
     "GaussNewton(..., directions='history') if they need more."
+)
+FROZEN = (
+    "GaussNewton makes no jumps while all learning rates are 0: such parameters count as frozen. End a schedule above 0."
 )
 MOST_ROWS = 2.0
 """Most rows, in multiples of the number of weights ..."""
@@ -174,6 +179,12 @@ class TangentMemory(ReportingDriver):
         super().count_rest()
         self.state.k += 1
         self.state.since += 1
+
+    def idle(self, base_step: BaseStep) -> Any:
+        """Make a base step at rate 0, and say that jumps have ended."""
+        if self.state.jumps:
+            self.tell_once(FROZEN)
+        return super().idle(base_step)
 
     def build(self, space: Space) -> None:
         """Make room for the last jump, and for the weights before and after it."""
