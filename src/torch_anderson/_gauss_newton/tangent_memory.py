@@ -36,7 +36,8 @@ LEFT_OUT = (
     "GaussNewton(..., directions='history') if they need more."
 )
 FROZEN = (
-    "GaussNewton makes no jumps while all learning rates are 0: such parameters count as frozen. End a schedule above 0."
+    "GaussNewton makes no jumps while all learning rates are 0, as parameters with rate 0 count as frozen. End a "
+    "schedule above 0."
 )
 MOST_ROWS = 2.0
 """Most rows, in multiples of the number of weights ..."""
