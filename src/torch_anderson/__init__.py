@@ -1,4 +1,4 @@
-"""Anderson acceleration for PyTorch training."""
+"""Second-order training of physics-informed networks, and Anderson acceleration of any optimizer, for PyTorch."""
 
 from ._anderson.average import MovingAverage
 from ._anderson.door import Anderson

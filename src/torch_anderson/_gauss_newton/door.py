@@ -52,7 +52,7 @@ class GaussNewtonOptions(Options):
 
 
 class GaussNewton(WrappedOptimizer):
-    r"""Gauss-Newton jumps, between the steps of any first-order optimizer or instead of them.
+    r"""An optimizer that makes Gauss-Newton jumps instead of, or between, the steps of another one, the base.
 
     With an ``Objective``, whose residuals are known sample by sample, jumps go along the rows of the
     residuals' Jacobian :math:`J` (``directions="tangent"``):
@@ -61,8 +61,8 @@ class GaussNewton(WrappedOptimizer):
 
     with momentum, corrections of second and third order, and :math:`\alpha` by a search on more samples than are
     fitted. Where jumps pay they replace the base's steps, and no gradient is computed; otherwise the base makes most
-    steps. Right for smooth problems with up to about :math:`10^5` weights whose samples are all there is to fit, or can
-    be drawn at will: physics-informed networks, surrogates.
+    steps. It suits smooth problems with up to about :math:`10^5` weights, if the samples are the whole data set or can
+    be drawn freely: physics-informed networks, surrogates.
 
     With ``outputs``, a forward pass that may be a black box, jumps go along directions of recent training
     (``directions="history"``): differences of stored weights, accepted jumps, the present step and the gradient.
@@ -71,15 +71,15 @@ class GaussNewton(WrappedOptimizer):
     base's step stays. Jumps come at least 10 steps apart, and less often while they do not pay.
 
     Args:
-        base: the optimizer that makes the steps.
+        base: the wrapped optimizer, which makes all steps that are not jumps.
         loss: how the loss is computed from ``outputs``. ``"residual"``: one or several tensors of residuals; the loss
             is the sum of their mean squares; ``"mse"`` of (predictions, targets); ``"cross_entropy"`` of (logits,
             classes); or a convex, twice differentiable function of (predictions, ...) that returns a mean over samples.
         directions: the directions along which jumps go. ``"tangent"``: the rows of the Jacobian of an ``Objective``'s
             residuals; ``"history"``: directions of recent training; ``"auto"``: ``"tangent"`` with an ``Objective``,
             ``"history"`` with ``outputs``.
-        budget: initial limit on the share of the cost that is spent on jumps; it grows to twice this value while jumps
-            gain more than base steps do, and falls while they do not.
+        budget: initial share of the cost that jumps may take. With history directions it adapts between 0.02 and twice
+            this value; with tangent directions it is a limit only while base steps gain more than jumps.
         forward_cost: cost of a no-grad forward pass, relative to a gradient evaluation.
         process_group: the ranks that train this model together; ``None`` for all ranks.
 
@@ -121,11 +121,11 @@ class GaussNewton(WrappedOptimizer):
     def step(  # type: ignore[override]
         self, closure: Callable[[], Any] | None = None, *, outputs: OutputsFn | None = None
     ) -> Any:
-        """Jump, or make one base step, after which the weights may jump; returns the loss before it.
+        """Make one step: a jump, or a base step that a jump may follow. Returns the loss at the weights before it.
 
         Args:
-            closure: handed to the base, which calls it as often as it needs. An ``Objective`` draws its samples, and
-                is not called if the base makes no step.
+            closure: an ``Objective``, a closure made from one, or an ordinary closure for the base. An objective is not
+                called if the base makes no step. With an ordinary closure and no ``outputs``, all steps are the base's.
             outputs: what ``loss`` is made of, on this step's samples: a function without arguments that makes a
                 forward pass at the present weights.
         """

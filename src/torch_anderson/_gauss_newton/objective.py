@@ -16,12 +16,12 @@ from .term import ADVICE, Samples, Term, at_point, checked_samples
 class Objective:
     """A loss made of residuals, and a closure for any optimizer of PyTorch.
 
-    The loss is the sum over terms of weight times the mean over samples of the sum of squared residuals. When
-    called, the objective zeroes the model's gradients, draws samples, computes the loss, calls ``backward()`` on it and
-    returns it.
+    The loss is the sum over terms of weight times the mean over samples of the sum of squared residuals, or of the
+    term's own loss. When called, the objective zeroes the model's gradients, draws samples, computes the loss, calls
+    ``backward()`` on it and returns it.
 
     ``objective(name=batch)`` is a closure for these samples, e.g. from a data loader; other terms draw theirs.
-    ``objective.draw()`` is a closure for samples that are drawn now and stay. Optimizers that compare losses of
+    ``objective.draw()`` is a closure for samples that are drawn once and kept. Optimizers that compare losses of
     several calls in one step, such as LBFGS with a line search, need it: ``optimizer.step(objective.draw())``.
     ``GaussNewton.step(objective)`` does this itself.
 
@@ -30,7 +30,8 @@ class Objective:
     layer. A checkpoint then needs ``objective.state_dict()`` besides those of the model and the optimizer.
 
     Args:
-        model: a module. ``u(point)`` calls it with a batch of one and drops that dimension; one number is a scalar.
+        model: a module. ``u(point)`` calls it with a batch of one and drops that dimension; a single output is
+            returned as a scalar. ``objective.u`` is that function.
         terms: at least one ``Term``, by name.
 
     >>> import torch
@@ -151,7 +152,7 @@ class Objective:
         return {"at": self.at, "retained": {name: kept.state_dict() for name, kept in self.retained.items()}}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Go on with the samples of a checkpoint."""
+        """Restore the retained samples from a checkpoint."""
         if unknown := set(state_dict["retained"]) - set(self.terms):
             raise ValueError(f"The checkpoint is of another objective: it has terms {sorted(unknown)}.")
         device = next((p.device for p in self.model.parameters()), torch.device("cpu"))

@@ -30,8 +30,8 @@ class Term:
         function: the residual at one sample, ``function(u, sample)``; returns a tensor, or a tuple or dictionary of
             tensors. ``u`` is the model as a function of one point. If samples consist of
             several tensors, the function gets one row of each, ``function(u, point, value)``.
-        samples: a function that draws a given number of samples, or fixed samples: a tensor, or a tuple of tensors,
-            whose first dimension counts the samples.
+        samples: a function that gets a number and returns exactly as many samples, or fixed samples: a tensor, or a
+            tuple of tensors, whose first dimension counts the samples.
         count: number of samples to draw; only if ``samples`` is a function.
         weight: factor of the term in the loss.
         loss: None for squares, or a convex function of one sample's output, such as
@@ -41,6 +41,10 @@ class Term:
             are drawn again; only if ``samples`` is a function. None: only with tangent jumps, because it makes other
             methods worse.
 
+    >>> def decay(u, t):
+    ...     return torch.func.grad(u)(t).sum() + u(t)
+    >>> inside = Term(decay, lambda count: torch.rand(count, 1), count=100, weight=10.0)
+    >>> data = Term(lambda u, t, value: u(t) - value, (torch.rand(20, 1), torch.rand(20)))
     >>> Term(lambda u, point: u(point), torch.zeros(10, 2), count=5)
     Traceback (most recent call last):
     ValueError: Invalid count: 5. Allowed: None for samples that are given.
