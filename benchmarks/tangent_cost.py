@@ -21,7 +21,7 @@ from torch.optim import Adam
 from benchmarks.report import header, table
 from benchmarks.tangent_equations import burgers, network
 from torch_anderson import GaussNewton, Objective
-from torch_anderson._gauss_newton import rows, tangent_memory
+from torch_anderson._gauss_newton import plan, rows
 
 JUMPS = 9
 
@@ -55,7 +55,7 @@ def measure(setting: Setting) -> list[str]:
     torch.set_default_dtype(torch.float64)
     torch.manual_seed(0)
     with ExitStack() as changed:
-        changed.enter_context(patch.object(tangent_memory, "ROWS", setting.samples // 3))
+        changed.enter_context(patch.object(plan, "ROWS", setting.samples // 3))
         if setting.dense:
             changed.enter_context(patch.object(rows, "LARGE", float("inf")))
         _, terms, *_ = burgers()

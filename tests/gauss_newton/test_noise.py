@@ -138,7 +138,7 @@ def test_the_variance_of_a_change_is_that_of_its_mean():
     other = {name: x + 0.1 * torch.randn_like(x) for name, x in one.items()}
     batch = Batch({}, {}, {"a": 3.0, "b": 0.5}, {"a": Squares(), "b": Squares()})
     expected = 0.0
-    for name, weight in batch.weights.items():
+    for name, weight in batch.factors.items():
         change = other[name].square().sum(1) - one[name].square().sum(1)
         expected += weight**2 * float(change.var()) / len(change)
     assert float(batch.doubt(one, other)) == pytest.approx(expected)

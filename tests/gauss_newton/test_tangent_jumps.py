@@ -281,7 +281,7 @@ def test_weights_of_terms_are_factors_of_the_loss():
 
 @pytest.mark.parametrize("at_once", [1, 100, 10**6])
 def test_losses_along_a_parabola_are_those_at_its_points(at_once, monkeypatch):
-    monkeypatch.setattr(batches, "AT_ONCE", at_once)
+    monkeypatch.setattr(batches, "OUTPUTS_AT_ONCE", at_once)
     torch.manual_seed(0)
     start, slope, bend = torch.randn(3, 7, 4, dtype=torch.float64)
     labels, lengths = torch.randint(4, (7,)), torch.tensor([0.1, 0.5, 2.0], dtype=torch.float64)

@@ -81,7 +81,7 @@ def test_weights_that_somebody_else_wrote_replace_those_in_double():
         run[0][0].bias[0] += 1e-3
     written = torch.cat([p.detach().reshape(-1) for p in run[0].parameters()]).double()
     driver = run[1]._driver
-    assert torch.equal(driver.place(driver.residuals), written)
+    assert torch.equal(driver.current_weights(driver.residuals), written)
 
 
 def test_a_checkpoint_has_the_weights_in_double():

@@ -20,7 +20,7 @@ Values = dict[str, Tensor]
 """Outputs (samples, p) by the names of terms."""
 FLAT = 1e-10
 """Eigenvalues of H below this part of the largest one of the sample count as 0: the loss is straight there."""
-AT_ONCE = 1_000_000
+OUTPUTS_AT_ONCE = 1_000_000
 """Outputs for which losses are evaluated at the same time."""
 
 
@@ -75,7 +75,7 @@ class Convex:
 
     def along(self, start: Tensor, slope: Tensor, bend: Tensor, lengths: Tensor) -> Tensor:
         """The sum of losses at outputs start + a slope + a^2 bend, for each of the lengths a."""
-        some = lengths.to(start).split(max(1, AT_ONCE // max(start.numel(), 1)))
+        some = lengths.to(start).split(max(1, OUTPUTS_AT_ONCE // max(start.numel(), 1)))
         return torch.cat([self._along(start, slope, bend, a.view(-1, 1, 1)) for a in some]).double().cpu()
 
     def _along(self, start: Tensor, slope: Tensor, bend: Tensor, lengths: Tensor) -> Tensor:
@@ -113,7 +113,7 @@ class Batch:
 
     samples: dict[str, Samples]
     fitted: dict[str, int]
-    weights: dict[str, float]
+    factors: dict[str, float]
     """Factors of the terms in the loss."""
     misfits: dict[str, Squares | Convex]
     given: Collection[str] = ()
@@ -138,7 +138,7 @@ class Batch:
         for name, outputs in values.items():
             each, fitted = self.misfits[name].each(outputs), self.fitted[name]
             parts = each, each[:fitted], each[fitted:]
-            found += self.weights[name] * torch.stack([x.sum() / max(len(x), 1) for x in parts]).double().cpu()
+            found += self.factors[name] * torch.stack([x.sum() / max(len(x), 1) for x in parts]).double().cpu()
         return found
 
     def doubt(self, one: Values, other: Values) -> Tensor:
@@ -146,29 +146,29 @@ class Batch:
         found = torch.zeros((), dtype=torch.float64, device="cpu")
         for name, misfit in self.misfits.items():
             change = (misfit.each(other[name]) - misfit.each(one[name])).double().cpu()
-            found += self.weights[name] ** 2 * change.var(correction=0) / max(len(change) - 1, 1)
+            found += self.factors[name] ** 2 * change.var(correction=0) / max(len(change) - 1, 1)
         return found
 
     def along(self, start: Values, slope: Values, bend: Values, lengths: Tensor) -> Tensor:
         """The loss of all samples for outputs on parabolas, at each length."""
         found = torch.zeros_like(lengths)
         for name, misfit in self.misfits.items():
-            factor = self.weights[name] / len(start[name])
+            factor = self.factors[name] / len(start[name])
             found += factor * misfit.along(start[name], slope[name], bend[name], lengths)
         return found
 
     def expand(self, seen: Values) -> tuple[Tensor, Values]:
-        """r of the fitted samples, and by term the weights of outputs in it, such that the loss is |r|^2 nearby."""
-        right, weights = [], {}
+        """r of the fitted samples, with |r|^2 as their loss nearby, and by term the coefficients of outputs in r."""
+        right, sums = [], {}
         for name, outputs in seen.items():
-            r, sums = self.misfits[name][: self.fitted[name]].expand(outputs)
-            scale = sqrt(self.weights[name] / self.fitted[name])
+            r, coefficients = self.misfits[name][: self.fitted[name]].expand(outputs)
+            scale = sqrt(self.factors[name] / self.fitted[name])
             right.append(scale * r.reshape(-1))
-            weights[name] = scale * sums
-        return torch.cat(right), weights
+            sums[name] = scale * coefficients
+        return torch.cat(right), sums
 
 
-def weighted_change(weights: Values, before: Values, after: Values) -> Tensor:
-    """Weighted sums of the change of outputs, as one vector in the order of the rows."""
-    found = [torch.einsum("jkp,kp->kj", weights[name], after[name] - before[name]) for name in weights]
+def weighted_change(sums: Values, before: Values, after: Values) -> Tensor:
+    """Sums of the changes of outputs with these coefficients, as one vector in the order of the rows."""
+    found = [torch.einsum("jkp,kp->kj", sums[name], after[name] - before[name]) for name in sums]
     return torch.cat([x.reshape(-1) for x in found])

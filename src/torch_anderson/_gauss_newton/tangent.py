@@ -23,15 +23,15 @@ from torch import Tensor
 
 from .._calls import BaseStep
 from .._records import JumpRecord
-from .._tensors.blocks import Vector
 from .._tensors.evaluate import Unusable
 from .batch import Batch, Values
 from .control import fall
 from .jump import Found, Model, Move, fit, measure, search
 from .objective import Closure, Objective
+from .plan import Plan
 from .residuals import Residuals
 from .rows import Rows
-from .tangent_memory import Plan, TangentMemory
+from .tangent_memory import TangentMemory
 from .tangent_state import DOUBT, FIRST_WAIT, jump_cost
 from .term import Samples
 
@@ -50,14 +50,8 @@ class TangentDriver(TangentMemory):
     def step(self, base_step: BaseStep) -> Any:
         """Jump, or make a base step where that gains more for its cost."""
         closure = self.ahead
-        if closure is None:  # some frameworks give samples during the base step
-            loss, closure = self.plain(base_step)
-            bound = {} if closure is None else closure.bound
-            if self.state.pending and closure is not None and bound:
-                self.settle(closure.objective, bound)
-            if self.due:
-                self.accelerate(closure, bound)
-            return loss
+        if closure is None:
+            return self.step_without_samples(base_step)
         bound = closure.bound  # what the base's own evaluation draws is not for the jump
         if self.state.pending and bound:
             self.settle(closure.objective, bound)
@@ -69,6 +63,16 @@ class TangentDriver(TangentMemory):
         found = self.accelerate(closure, bound)
         if loss is None:
             loss = self.plain(base_step)[0] if found is None else found
+        return loss
+
+    def step_without_samples(self, base_step: BaseStep) -> Any:
+        """Make a base step, during which some frameworks give the samples for a jump after it."""
+        loss, closure = self.plain(base_step)
+        bound = {} if closure is None else closure.bound
+        if self.state.pending and closure is not None and bound:
+            self.settle(closure.objective, bound)
+        if self.due:
+            self.accelerate(closure, bound)
         return loss
 
     @property
@@ -109,37 +113,37 @@ class TangentDriver(TangentMemory):
     def jump(self, objective: Objective, bound: Mapping[str, Samples]) -> Tensor | None:
         """Measure, fit, try, decide; returns the loss before, or None for a jump that is a proposal."""
         state, residuals = self.state, self.prepared(objective, bound)
-        counts = self.plan(residuals, bound, state.whole_blocks)
-        model = self.measured(residuals, bound, counts)
+        plan = self.plan(residuals, bound, state.whole_blocks)
+        model = self.measured(residuals, bound, plan)
         before = self.space.gather(self.momentum, residuals.params)
         move = fit(model, before, state.damping(model.scale, model.all_fitted), state.length, self.memory)
         found = search(model, move, state.length, state.longer)
         accepted = found.best.loss < model.loss
-        proposes = counts.noisy and not state.trusted
+        proposes = plan.noisy and not state.trusted
         if not accepted:
             self.stay(model)
         elif proposes:
             self.propose(model, move, found)
         else:
             self.go(model, move, found)
-        self.adapt(model, found, accepted, counts)
+        self.adapt(model, found, accepted, plan)
         self.record(model, move, accepted, made=accepted and not proposes)
         block = self.space.blocks[0]
         return None if proposes else torch.tensor(model.loss, dtype=block.dtype, device=block.device)
 
     # ---------------------------------------------------------------------------------------------------- measure
 
-    def measured(self, residuals: Residuals, bound: Mapping[str, Samples], counts: Plan) -> Model:
+    def measured(self, residuals: Residuals, bound: Mapping[str, Samples], plan: Plan) -> Model:
         """Draw samples, see what base steps have gained, and linearize the residuals."""
-        objective, here = residuals.objective, self.place(residuals)
-        samples, known = objective.population(counts.total, bound, here)
-        batch = self.batch(residuals, samples, bound, counts.fitted)
+        objective, here = residuals.objective, self.current_weights(residuals)
+        samples, known = objective.population(plan.total, bound, here)
+        batch = self.batch(residuals, samples, bound, plan.fitted)
         if self.state.jumps and self.state.since:
-            here, known = self.better(residuals, batch, here, counts.noisy), dict.fromkeys(known)
-        model = self.linearized(residuals, batch, here, known, counts.rows)
+            here, known = self.after_base_steps(residuals, batch, here, plan.noisy), dict.fromkeys(known)
+        model = self.linearized(residuals, batch, here, known, plan.rows)
         if self.state.jumps % RECHECK == RECHECK - 1 and self.changed(model):
             residuals.prepare(here, samples)
-            model = self.linearized(residuals, batch, here, dict.fromkeys(known), counts.rows)
+            model = self.linearized(residuals, batch, here, dict.fromkeys(known), plan.rows)
         return model
 
     def linearized(
@@ -166,20 +170,7 @@ class TangentDriver(TangentMemory):
         found = model.residuals.changed(model.weights, model.batch.samples, model.values)
         return bool(self.space.ranks.largest(torch.tensor(float(found))))
 
-    def place(self, residuals: Residuals) -> Tensor:
-        """The weights in float64: those of the last jump, unless other code has written to the parameters."""
-        if self.state.jumps and self.unchanged(residuals):
-            return self.space.gather(self.weights, residuals.params)
-        if not self.state.since:
-            self.stop()
-        return residuals.read()
-
-    def unchanged(self, residuals: Residuals) -> bool:
-        """Whether the parameters are those of the last jump."""
-        last = self.space.gather(self.weights, residuals.params)
-        return torch.equal(residuals.read(), residuals.rounded(last))
-
-    def better(self, residuals: Residuals, batch: Batch, now: Tensor, noisy: bool) -> Tensor:
+    def after_base_steps(self, residuals: Residuals, batch: Batch, now: Tensor, noisy: bool) -> Tensor:
         """The weights after base steps, or those before if the loss has grown too much; books what was gained.
 
         Samples of a single step are too few to justify undoing base steps. What other code has written is not undone,
@@ -212,7 +203,7 @@ class TangentDriver(TangentMemory):
         """
         residuals, state = self.prepared(objective, bound), self.state
         batch = self.batch(residuals, objective.examples(bound, self.plan(residuals, bound, 1).total), bound)
-        here = self.place(residuals)
+        here = self.current_weights(residuals)
         last, other = (self.space.gather(x, residuals.params) for x in (self.weights, self.other))
         there = other if torch.equal(here, last) else here + (other - last)
         before, after, error = self.compared(residuals, batch, *((there, here) if state.trusted else (here, there)))
@@ -252,7 +243,7 @@ class TangentDriver(TangentMemory):
         values = {name: found for name, found in values.items() if name not in batch.given}
         model.residuals.objective.retain(batch.samples, values, batch.sizes(values), weights)
 
-    def adapt(self, model: Model, found: Found, accepted: bool, counts: Plan) -> None:
+    def adapt(self, model: Model, found: Found, accepted: bool, plan: Plan) -> None:
         """Adapt length, damping and rows to what happened, and decide who makes the next steps."""
         state, end = self.state, found.best if accepted else model
         state.cost = self.cost(model, found)
@@ -260,8 +251,8 @@ class TangentDriver(TangentMemory):
         state.jumps += 1
         state.accept(found) if accepted else state.refuse()
         if not model.all_fitted:
-            state.adapt_rows(fitted, unseen, counts.most)
-        if counts.noisy:
+            state.adapt_rows(fitted, unseen, plan.most)
+        if plan.noisy:
             state.await_samples(accepted)
         else:
             state.book_jump(fitted if model.all_fitted else unseen)
@@ -283,16 +274,3 @@ class TangentDriver(TangentMemory):
         norms = sqrt(max(model.fitted, 0.0)), sqrt(max(move.promised, 0.0))
         length = float(move.jump.norm())
         self.report(cause, partial(JumpRecord, self.state.k, *norms, rows, rows, length, cause=cause))
-
-    # ------------------------------------------------------------------------------------------------------ weights
-
-    def write(self, weights: Tensor, residuals: Residuals) -> None:
-        """Set the parameters, and keep what their type would round."""
-        self.keep(weights, self.weights, residuals)
-        residuals.write(weights)
-
-    def keep(self, weights: Tensor, vector: Vector, residuals: Residuals) -> None:
-        """Store weights in a vector, with those of all other parameters, which may take part later."""
-        if len(residuals.params) < len(self.space.params):
-            self.space.read(vector)
-        self.space.scatter(weights, vector, residuals.params)

@@ -1,10 +1,9 @@
-"""The memory of the tangent driver: traced residuals, numbers of samples, and vectors and numbers of checkpoints."""
+"""The memory of the tangent driver: traced residuals, and vectors and numbers of checkpoints."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
-from math import ceil, sqrt
+from math import sqrt
 from typing import Any
 
 import torch
@@ -12,16 +11,17 @@ from torch import Tensor
 
 from .._calls import BaseStep
 from .._ranks.placement import is_dtensor
-from .._tensors.blocks import Space
+from .._tensors.blocks import Space, Vector
 from .._tensors.checkpoint import Shapes, Vectors
 from .._tensors.evaluate import Unusable, agreeing
 from .._tensors.members import takes_part
 from .objective import Objective
+from .plan import MOST_BYTES, MOST_ROWS, ROWS, Plan, planned
 from .reporting import ReportingDriver
 from .residuals import Residuals
 from .rows import Layout, Memory
 from .tangent_state import TangentState
-from .term import Samples, Term
+from .term import Samples
 
 SHARDED = (
     "Invalid directions: 'tangent' with sharded parameters, of which no rank has whole rows. Allowed: 'history', as in "
@@ -39,65 +39,8 @@ FROZEN = (
     "GaussNewton makes no jumps while all learning rates are 0, as parameters with rate 0 count as frozen. End a "
     "schedule above 0."
 )
-MOST_ROWS = 2.0
-"""Most rows, in multiples of the number of weights ..."""
-MOST_BYTES = 400e6
-"""... and most memory for them."""
-ROWS = 500
-"""Rows that the first jump fits, if there are as many; if samples can be drawn, at least as many as weights up to this,
-whatever number a gradient uses: with too few, jumps fit the noise of their samples."""
-DRAWN, GIVEN, FIXED = 1 / 3, 1 / 3, 1.0
-"""Shares of samples that are fitted: drawn ones, those given for one step, and fixed ones, which are all there are."""
-AT_ONCE = 1e7
-"""Fixed samples are all fitted from the first jump on if their Jacobian has no more entries than this: what early
-jumps on a part of them break, later ones do not mend, as no other samples come."""
 TRACES = 4
 """Objectives whose traced residuals are kept, for training that uses several in turn."""
-UNSEEN = 2
-"""Fewest blocks of samples that are drawn besides those that are fitted."""
-
-
-@dataclass
-class Plan:
-    """Numbers of samples by the names of terms."""
-
-    fitted: dict[str, int]
-    total: dict[str, int]
-    rows: int
-    """Residuals of the fitted samples."""
-    start: float
-    """Blocks of the first jump ..."""
-    most: float
-    """... and the largest useful number of them."""
-    noisy: bool
-    """Whether every step has other samples than the last, none of which can be drawn again."""
-
-
-def plan(residuals: Residuals, given: Mapping[str, Samples], blocks: int, most_rows: float) -> Plan:
-    """Choose numbers of samples for rows that are ``blocks`` times those of the first jump."""
-    terms, sizes = residuals.objective.terms, {name: term.size for name, term in residuals.terms.items()}
-    there = {name: _available(term, given.get(name)) for name, term in terms.items()}
-    share = {name: GIVEN if name in given else FIXED if term.fixed else DRAWN for name, term in terms.items()}
-    rows = sum(share[name] * there[name] * max(sizes[name], 1) for name in terms)
-    growing = any(not term.fixed and name not in given for name, term in terms.items())
-    fewest = max(rows, residuals.n) if growing else rows
-    first = min(fewest, ROWS, most_rows) / rows
-    fitted, total = {}, {}
-    for name, term in terms.items():
-        block = max(1, round(first * share[name] * there[name]))
-        drawn = not term.fixed and name not in given
-        fitted[name] = blocks * block if drawn else min(blocks * block, max(1, int(share[name] * there[name])))
-        total[name] = max(there[name], (blocks + max(UNSEEN, blocks // 2)) * block) if drawn else there[name]
-    most = max(1.0, most_rows / rows / first) if growing else ceil(1 / first)
-    at_once = all(term.fixed for term in terms.values()) and not given and rows * residuals.n <= AT_ONCE
-    count = sum(sizes[name] * fitted[name] for name in terms)
-    return Plan(fitted, total, count, most if at_once else 1.0, most, bool(given))
-
-
-def _available(term: Term, given: Samples | None) -> int:
-    if given is not None:
-        return len(given[0])
-    return term.count or len(term.samples[0])  # type: ignore[index, arg-type]
 
 
 class TangentMemory(ReportingDriver):
@@ -139,10 +82,10 @@ class TangentMemory(ReportingDriver):
         if not found.n:
             raise Unusable("constant_outputs", "no parameter of the objective's model is trained")
         with agreeing(self.space.ranks), torch.enable_grad():
-            counts = self.plan(found, bound, blocks=1)
-            samples = objective.examples(bound, counts.total)
+            plan = self.plan(found, bound, blocks=1)
+            samples = objective.examples(bound, plan.total)
             found.check(samples, params)
-            found.prepare(found.read(), samples, counts.fitted)
+            found.prepare(found.read(), samples, plan.fitted)
         if any(
             not takes_part(group) and any(p.requires_grad for p in group["params"]) for group in self.base.param_groups
         ):
@@ -157,11 +100,37 @@ class TangentMemory(ReportingDriver):
         most = min(max(MOST_ROWS * residuals.n, ROWS), numbers / layout.width)
         if layout.factored:
             most = min(most, sqrt(numbers))
-        return plan(residuals, bound, blocks, most)
+        return planned(residuals, bound, blocks, most)
 
     def layout(self, residuals: Residuals) -> Layout:
         """How rows are stored; several ranks exchange dense ones."""
         return residuals.layout if self.space.ranks.size == 1 else residuals.layout.as_dense()
+
+    # ------------------------------------------------------------------------------------------------------ weights
+
+    def current_weights(self, residuals: Residuals) -> Tensor:
+        """The weights in float64: those of the last jump, unless other code has written to the parameters."""
+        if self.state.jumps and self.unchanged(residuals):
+            return self.space.gather(self.weights, residuals.params)
+        if not self.state.since:
+            self.stop()
+        return residuals.read()
+
+    def unchanged(self, residuals: Residuals) -> bool:
+        """Whether the parameters are those of the last jump."""
+        last = self.space.gather(self.weights, residuals.params)
+        return torch.equal(residuals.read(), residuals.rounded(last))
+
+    def write(self, weights: Tensor, residuals: Residuals) -> None:
+        """Set the parameters, and keep what their type would round."""
+        self.keep(weights, self.weights, residuals)
+        residuals.write(weights)
+
+    def keep(self, weights: Tensor, vector: Vector, residuals: Residuals) -> None:
+        """Store weights in a vector, with those of all other parameters, which may take part later."""
+        if len(residuals.params) < len(self.space.params):
+            self.space.read(vector)
+        self.space.scatter(weights, vector, residuals.params)
 
     def stop(self) -> None:
         """Forget the last jump."""

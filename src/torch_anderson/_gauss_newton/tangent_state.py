@@ -8,6 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from math import ceil
 
+from .control import LEAST_SHARE, LESS, MORE, SMOOTHING
 from .jump import SHORTEST, Found
 from .rows import Layout
 
@@ -27,10 +28,6 @@ GROWTH = 1.04
 FEWEST = 10
 """Jumps before the number of rows changes."""
 
-SMOOTHING = 0.85
-"""Smoothing of gains for a unit of cost."""
-MORE, LESS, LEAST_SHARE = 1.25, 1.5, 0.02
-"""Factors by which the share of jumps in the cost grows and shrinks while the base competes, and its least value."""
 PATIENCE = 0.2
 """Part of the base's gain that is enough for jumps to go on: a single base step gains more than the next ones."""
 RARER = 4

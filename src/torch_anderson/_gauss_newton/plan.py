@@ -1,0 +1,68 @@
+"""How many samples a jump fits, and how many it is judged by."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from math import ceil
+
+from .residuals import Residuals
+from .term import Samples, Term
+
+MOST_ROWS = 2.0
+"""Most rows, in multiples of the number of weights ..."""
+MOST_BYTES = 400e6
+"""... and most memory for them."""
+ROWS = 500
+"""Rows that the first jump fits, if there are as many; if samples can be drawn, at least as many as weights up to this,
+whatever number a gradient uses: with too few, jumps fit the noise of their samples."""
+DRAWN, GIVEN, FIXED = 1 / 3, 1 / 3, 1.0
+"""Shares of samples that are fitted: drawn ones, those given for one step, and fixed ones, which are all there are."""
+FIT_ALL = 1e7
+"""Fixed samples are all fitted from the first jump on if their Jacobian has no more entries than this: what early
+jumps on a part of them break, later ones do not mend, as no other samples come."""
+UNSEEN = 2
+"""Fewest blocks of samples that are drawn besides those that are fitted."""
+
+
+@dataclass
+class Plan:
+    """Numbers of samples by the names of terms."""
+
+    fitted: dict[str, int]
+    total: dict[str, int]
+    rows: int
+    """Residuals of the fitted samples."""
+    start: float
+    """Blocks of the first jump ..."""
+    most: float
+    """... and the largest useful number of them."""
+    noisy: bool
+    """Whether every step has other samples than the last, none of which can be drawn again."""
+
+
+def planned(residuals: Residuals, given: Mapping[str, Samples], blocks: int, most_rows: float) -> Plan:
+    """Choose numbers of samples for rows that are ``blocks`` times those of the first jump."""
+    terms, sizes = residuals.objective.terms, {name: term.size for name, term in residuals.terms.items()}
+    there = {name: _available(term, given.get(name)) for name, term in terms.items()}
+    share = {name: GIVEN if name in given else FIXED if term.fixed else DRAWN for name, term in terms.items()}
+    rows = sum(share[name] * there[name] * max(sizes[name], 1) for name in terms)
+    growing = any(not term.fixed and name not in given for name, term in terms.items())
+    fewest = max(rows, residuals.n) if growing else rows
+    first = min(fewest, ROWS, most_rows) / rows
+    fitted, total = {}, {}
+    for name, term in terms.items():
+        block = max(1, round(first * share[name] * there[name]))
+        drawn = not term.fixed and name not in given
+        fitted[name] = blocks * block if drawn else min(blocks * block, max(1, int(share[name] * there[name])))
+        total[name] = max(there[name], (blocks + max(UNSEEN, blocks // 2)) * block) if drawn else there[name]
+    most = max(1.0, most_rows / rows / first) if growing else ceil(1 / first)
+    at_once = all(term.fixed for term in terms.values()) and not given and rows * residuals.n <= FIT_ALL
+    count = sum(sizes[name] * fitted[name] for name in terms)
+    return Plan(fitted, total, count, most if at_once else 1.0, most, bool(given))
+
+
+def _available(term: Term, given: Samples | None) -> int:
+    if given is not None:
+        return len(given[0])
+    return term.count or len(term.samples[0])  # type: ignore[index, arg-type]
