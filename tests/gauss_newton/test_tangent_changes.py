@@ -89,6 +89,76 @@ def test_terms_come_and_go():
     assert mse(objective.model, 1.0) < 1e-4
 
 
+def test_a_term_that_comes_back_has_its_own_rows():
+    model = network()
+    terms = {"a": Term(misfit, (X, SINE)), "b": Term(lambda u, x: u(x / 2 + 2) + 1, X)}
+    objective = Objective(model, **terms)
+    optimizer = trained(objective, 5)
+    del objective.terms["a"]
+    train(optimizer, objective, 1)
+    objective.terms["a"] = terms["a"]
+    assert train(optimizer, objective, 30) < 1e-4
+
+
+def test_the_first_loss_after_a_change_is_the_true_one():
+    factor = torch.ones((), dtype=torch.float64)
+    objective = Objective(network(), fit=Term(lambda u, x, y: u(x) - factor * y, (X, SINE)))
+    optimizer = trained(objective)
+    factor.fill_(-1.0)  # nobody is told
+    expected = mse(objective.model, -SINE)
+    assert train(optimizer, objective, 1) == pytest.approx(expected) and expected > 0.1
+
+
+def test_a_checkpoint_does_not_bring_residuals_of_another_function():
+    first = Objective(network(), fit=Term(misfit, (X, SINE)))
+    trained(first)
+    second = Objective(first.model, fit=Term(lambda u, x, y: u(x) + y, (X, SINE)))
+    second.load_state_dict(first.state_dict())
+    expected = mse(second.model, -SINE)
+    assert train(GaussNewton(SGD(second.model.parameters(), lr=0.1)), second, 1) == pytest.approx(expected)
+
+
+def test_a_checkpoint_is_made_after_a_term_was_removed():
+    objective = Objective(network(), fit=Term(misfit, (X, SINE)), more=Term(lambda u, x: u(x), X))
+    trained(objective, 3)
+    del objective.terms["more"]
+    objective.load_state_dict(objective.state_dict())
+    assert set(objective.retained) == {"fit"}
+
+
+def test_all_fixed_samples_are_fitted_after_drawn_ones_and_after_a_reset():
+    model = network()
+    optimizer = trained(Objective(model, fit=Term(lambda u, x: u(x), points, count=60)), 5)
+    many = torch.rand(800, 1).double()
+    optimizer.step(Objective(model, fit=Term(lambda u, x: u(x), many)))
+    assert optimizer.stats.latest.rank == 800
+    optimizer.reset_history()
+    optimizer.step(Objective(model, fit=Term(lambda u, x: u(x), many)))
+    assert optimizer.stats.latest.rank == 800
+
+
+def test_rows_of_one_objective_do_not_make_too_many_for_another():
+    model = network()
+    optimizer = trained(Objective(model, fit=Term(lambda u, x: u(x), points, count=60)), 1)
+    optimizer._driver.state.blocks = 100.0
+    optimizer.step(Objective(model, fit=Term(lambda u, x: u(x), points, count=60)))
+    assert optimizer.stats.latest.rank < 600  # 500, rounded to blocks
+
+
+def test_each_objective_is_compared_with_its_function():
+    sign = 1.0
+    model = network()
+    one = Objective(model, fit=Term(lambda u, x, y: u(x) - sign * y, (X, SINE)))
+    other = Objective(model, fit=Term(lambda u, x: 0.01 * (u(x) - x.sum()), X + 5))
+    optimizer = GaussNewton(SGD(model.parameters(), lr=1e-3))
+    for k in range(40):
+        sign = 1.0 if k < 4 else -1.0
+        optimizer.step(one)
+        optimizer.step(other)
+    expected = mse(model, -SINE)
+    assert float(optimizer.step(one)) == pytest.approx(expected)
+
+
 def test_a_term_may_get_samples_of_another_form():
     objective = Objective(network(), fit=Term(lambda u, x: u(x) - x.sum(), points, count=50))
     optimizer = trained(objective)
@@ -178,6 +248,35 @@ def test_batches_may_have_samples_of_another_shape():
         x = torch.randn(24, length, 3).double()
         optimizer.step(objective(fit=(x, x.mean((1, 2)))))
     assert len(losses) >= 3 and all(loss < 10 for loss in losses)
+
+
+def test_a_sampler_may_change_the_shape_of_its_samples():
+    model, length = Pooled(), 5
+
+    def draw(count):
+        return torch.randn(count, length, 3).double()
+
+    objective = Objective(model, fit=Term(lambda u, x: u(x) - x.mean(), draw, count=60))
+    optimizer = trained(objective, 20)
+    length = 9
+    train(optimizer, objective, 1)
+    samples = draw(200)
+    shown = optimizer._driver.residuals.values(optimizer._driver.residuals.read(), {"fit": (samples,)})["fit"][:, 0]
+    torch.testing.assert_close(shown, model(samples)[:, 0].detach() - samples.mean((1, 2)))
+
+
+def test_weights_written_after_a_resume_are_the_new_start():
+    objective = Objective(network(), fit=Term(misfit, (X, SINE)))
+    optimizer = trained(objective, 3)
+    again = Objective(network(), fit=Term(misfit, (X, SINE)))
+    other = GaussNewton(Adam(again.model.parameters(), lr=1e-2))
+    for new, old in ((again.model, objective.model), (again, objective), (other, optimizer)):
+        new.load_state_dict(old.state_dict())
+    with torch.no_grad():
+        for p in again.model.parameters():
+            p.zero_()
+    other.step(again)  # a comparison
+    assert mse(again.model, SINE) > 0.5 * float(SINE.var())
 
 
 def test_one_loss_that_is_not_finite_is_skipped_and_forgotten():

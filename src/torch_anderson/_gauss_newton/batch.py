@@ -145,8 +145,8 @@ class Batch:
         """The variance of the change of the loss from some outputs to others, as one of means over samples."""
         found = torch.zeros((), dtype=torch.float64, device="cpu")
         for name, misfit in self.misfits.items():
-            change = (misfit.each(other[name]) - misfit.each(one[name])).double().cpu()
-            found += self.factors[name] ** 2 * change.var(correction=0) / max(len(change) - 1, 1)
+            change = self.factors[name] * (misfit.each(other[name]) - misfit.each(one[name])).double().cpu()
+            found += change.var(correction=0) / max(len(change) - 1, 1)
         return found
 
     def along(self, start: Values, slope: Values, bend: Values, lengths: Tensor) -> Tensor:

@@ -17,8 +17,8 @@ class Objective:
     """A loss made of residuals, and a closure for any optimizer of PyTorch.
 
     The loss is the sum over terms of weight times the mean over samples of the sum of squared residuals, or of the
-    term's own loss. When called, the objective zeroes the model's gradients, draws samples, computes the loss, calls
-    ``backward()`` on it and returns it.
+    term's own loss. When called, the objective draws samples, computes the loss, zeroes the gradients of the model and
+    of all other tensors that the loss depends on, calls ``backward()`` and returns the loss.
 
     ``objective(name=batch)`` is a closure for these samples, e.g. from a data loader; other terms draw theirs.
     ``objective.draw()`` is a closure for samples that are drawn once and kept. Optimizers that compare losses of
@@ -62,7 +62,7 @@ class Objective:
         self.checked: dict[str, Term] = {}
         """Terms whose residuals were found to be finite and to depend on the weights."""
         self.outside: list[Tensor] = []
-        """Trained tensors that the loss depends on but that are not the model's; their gradients are zeroed too."""
+        """Trained tensors that the loss depends on but that are not the model's: their gradients are zeroed too."""
         self.retained: dict[str, Retained] = {}
         """Samples of the last evaluation, by the names of terms."""
         self.at: Tensor | None = None
@@ -116,7 +116,12 @@ class Objective:
         """Samples to look at once: given or retained ones, so that a resumed run draws as an uninterrupted one."""
         kept = {name: kept.samples for name, kept in self.retained.items() if kept.term is self.terms.get(name)}
         found = {name: samples for name, samples in kept.items() if not self.terms[name].fixed} | dict(given)
-        return {name: found.get(name) or term.draw(name, counts[name]) for name, term in self.terms.items()}
+        with torch.random.fork_rng(devices=[]):  # where none are retained
+            return self.others(found, counts)
+
+    def others(self, given: Mapping[str, Samples], counts: Mapping[str, int]) -> dict[str, Samples]:
+        """The samples that are given, and new or fixed ones of the other terms."""
+        return {name: given.get(name) or term.draw(name, counts[name]) for name, term in self.terms.items()}
 
     def population(
         self, counts: Mapping[str, int], given: Mapping[str, Samples], at: Tensor
@@ -149,7 +154,8 @@ class Objective:
 
         The samplers' random numbers are the caller's: save ``torch.get_rng_state()`` or the generators in use.
         """
-        return {"at": self.at, "retained": {name: kept.state_dict() for name, kept in self.retained.items()}}
+        kept = {name: found for name, found in self.retained.items() if name in self.terms}
+        return {"at": self.at, "retained": {name: found.state_dict(self.terms[name]) for name, found in kept.items()}}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Restore the retained samples from a checkpoint."""
@@ -184,7 +190,7 @@ class Closure:
         return self.bound
 
     def __call__(self) -> Tensor:
-        """Zero the model's gradients, compute the loss and its gradient; returns the loss."""
+        """Compute the loss and its gradient, which replaces earlier ones; returns the loss."""
         self.objective.model.zero_grad()
         with torch.enable_grad():
             loss = self.loss()

@@ -33,10 +33,8 @@ class Plan:
     total: dict[str, int]
     rows: int
     """Residuals of the fitted samples."""
-    start: float
-    """Blocks of the first jump ..."""
     most: float
-    """... and the largest useful number of them."""
+    """The largest useful number of blocks."""
     noisy: bool
     """Whether every step has other samples than the last, none of which can be drawn again."""
 
@@ -50,16 +48,17 @@ def planned(residuals: Residuals, given: Mapping[str, Samples], blocks: int, mos
     growing = any(not term.fixed and name not in given for name, term in terms.items())
     fewest = max(rows, residuals.n) if growing else rows
     first = min(fewest, ROWS, most_rows) / rows
+    most = max(1.0, most_rows / rows / first) if growing else ceil(1 / first)
+    fit_all = all(term.fixed for term in terms.values()) and not given and rows * residuals.n <= FIT_ALL
+    blocks = ceil(most) if fit_all else min(blocks, max(1, round(most)))
     fitted, total = {}, {}
     for name, term in terms.items():
         block = max(1, round(first * share[name] * there[name]))
         drawn = not term.fixed and name not in given
         fitted[name] = blocks * block if drawn else min(blocks * block, max(1, int(share[name] * there[name])))
         total[name] = max(there[name], (blocks + max(UNSEEN, blocks // 2)) * block) if drawn else there[name]
-    most = max(1.0, most_rows / rows / first) if growing else ceil(1 / first)
-    at_once = all(term.fixed for term in terms.values()) and not given and rows * residuals.n <= FIT_ALL
     count = sum(sizes[name] * fitted[name] for name in terms)
-    return Plan(fitted, total, count, most if at_once else 1.0, most, bool(given))
+    return Plan(fitted, total, count, most, bool(given))
 
 
 def _available(term: Term, given: Samples | None) -> int:

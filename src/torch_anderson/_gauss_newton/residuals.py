@@ -45,7 +45,9 @@ class Residuals:
         self.constants = _forms(self._others())
         """Parameters that are not trained, and buffers: their forms, by name."""
         self.samples: dict[str, list[torch.Size]] = {}
-        """Shapes of single samples, by the names of terms."""
+        """Shapes of single samples that were traced, by the names of terms."""
+        self.jumps = 0
+        """Jumps since they were traced."""
         self.sizes = [p.numel() for p in self.params]
         self.n = sum(self.sizes)
         self.terms = {name: TermResiduals(objective, name, names, list(self.constants)) for name in objective.terms}
@@ -72,15 +74,15 @@ class Residuals:
             self._prepare(weights, samples)
             logger.warning(COARSE.format(dtype=own, problem=problem))
 
-    def fits(self, objective: Objective, params: Sequence[Tensor], given: Given) -> bool:
-        """Whether these are the residuals of an objective at samples like those given, with these parameters trained.
-
-        A trace holds for samples and constants of the shapes that it was made with.
-        """
+    def fits(self, objective: Objective, params: Sequence[Tensor]) -> bool:
+        """Whether these are the residuals of an objective as it is now, with these parameters trained."""
         same = self.objective is objective and self.module is objective.module and self.trained == {*map(id, params)}
-        terms = {name: term.module.term for name, term in self.terms.items()}
-        shapes = all(_shapes(samples) == self.samples[name] for name, samples in given.items() if name in self.samples)
-        return same and terms == objective.terms and shapes and _forms(self._others()) == self.constants
+        terms = [(name, term.module.term) for name, term in self.terms.items()]  # rows follow their order
+        return same and terms == list(objective.terms.items()) and _forms(self._others()) == self.constants
+
+    def hold(self, samples: Given) -> bool:
+        """Whether the traces hold for samples of these shapes."""
+        return all(_shapes(found) == self.samples[name] for name, found in samples.items())
 
     def _others(self) -> dict[str, Tensor]:
         """The present parameters that are not trained, and buffers: code may replace them by other tensors."""

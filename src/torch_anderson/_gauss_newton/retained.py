@@ -50,9 +50,10 @@ class Retained:
         alike = self.term is term and len(now) == len(self.samples) and len(now[0]) == len(self.samples[0])
         return alike and all(same_form(a, b) and torch.equal(a, b) for a, b in zip(self.samples, now, strict=True))
 
-    def state_dict(self) -> dict[str, Any]:
-        """All tensors, for a checkpoint."""
-        return {"samples": list(self.samples), "sizes": self.sizes, "values": self.values}
+    def state_dict(self, term: Term) -> dict[str, Any]:
+        """All tensors, for a checkpoint; without residuals if the term has been replaced by another one."""
+        values = self.values if self.term is term else None
+        return {"samples": list(self.samples), "sizes": self.sizes, "values": values}
 
     @classmethod
     def from_state_dict(cls, term: Term, saved: dict[str, Any], device: torch.device) -> Retained:

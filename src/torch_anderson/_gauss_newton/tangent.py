@@ -86,14 +86,14 @@ class TangentDriver(TangentMemory):
 
     def plain(self, base_step: BaseStep) -> tuple[Any, Closure | None]:
         """Make one base step; returns its loss, and the samples that were given during the step."""
-        if self.state.jumps and not self.state.since and self.residuals:
-            self.disturbed = not self.unchanged(self.residuals)
+        self.notice_outside_writes()
         version = self.space.version()
         found = base_step()
         if self.acted(version):
             self.state.k += 1
             self.state.since += 1
         self.resting = 0 if self.state.pending else max(self.state.wait - self.state.since - 1, 0)
+        self.version = None if self.resting else self.space.version()
         return found
 
     def accelerate(self, closure: Closure | None, bound: Mapping[str, Samples]) -> Tensor | None:
@@ -137,11 +137,13 @@ class TangentDriver(TangentMemory):
         """Draw samples, see what base steps have gained, and linearize the residuals."""
         objective, here = residuals.objective, self.current_weights(residuals)
         samples, known = objective.population(plan.total, bound, here)
+        self.suit(residuals, samples)
         batch = self.batch(residuals, samples, bound, plan.fitted)
         if self.state.jumps and self.state.since:
             here, known = self.after_base_steps(residuals, batch, here, plan.noisy), dict.fromkeys(known)
         model = self.linearized(residuals, batch, here, known, plan.rows)
-        if self.state.jumps % RECHECK == RECHECK - 1 and self.changed(model):
+        residuals.jumps += 1
+        if residuals.jumps % RECHECK == 0 and self.changed(model):
             residuals.prepare(here, samples)
             model = self.linearized(residuals, batch, here, dict.fromkeys(known), plan.rows)
         return model
@@ -177,7 +179,8 @@ class TangentDriver(TangentMemory):
         and is no gain of the base.
         """
         state, last = self.state, self.space.gather(self.weights, residuals.params)
-        if self.disturbed:
+        if state.disturbed:
+            state.end_comparison()
             self.stop()
             return now
         before, after, _ = self.compared(residuals, batch, last, now)
@@ -202,7 +205,9 @@ class TangentDriver(TangentMemory):
         nothing. Base steps since the jump remain.
         """
         residuals, state = self.prepared(objective, bound), self.state
-        batch = self.batch(residuals, objective.examples(bound, self.plan(residuals, bound, 1).total), bound)
+        samples = objective.others(bound, self.plan(residuals, bound, 1).total)
+        self.suit(residuals, samples)
+        batch = self.batch(residuals, samples, bound)
         here = self.current_weights(residuals)
         last, other = (self.space.gather(x, residuals.params) for x in (self.weights, self.other))
         there = other if torch.equal(here, last) else here + (other - last)

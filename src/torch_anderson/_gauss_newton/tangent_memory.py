@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from math import sqrt
 from typing import Any
 
@@ -51,8 +51,8 @@ class TangentMemory(ReportingDriver):
     state: TangentState
     traces: list[Residuals]
     """Residuals of the objectives that were used last, the newest first."""
-    disturbed: bool
-    """Whether other code had written to the parameters before the first base step after the last jump."""
+    version: int | None
+    """Version of the parameters after the last base step, if that is known."""
 
     # --------------------------------------------------------------------------------------------------- residuals
 
@@ -66,7 +66,7 @@ class TangentMemory(ReportingDriver):
         # A jump leaves groups with learning rate 0 alone.
         still = {id(p) for group in self.base.param_groups if group.get("lr") == 0 for p in group["params"]}
         params = [p for p in self.space.params if id(p) not in still]
-        found = next((each for each in self.traces if each.fits(objective, params, bound)), None)
+        found = next((each for each in self.traces if each.fits(objective, params)), None)
         if found is None:
             found = self.traced(objective, bound, params)
         if self.residuals and self.residuals.trained != found.trained:
@@ -90,9 +90,16 @@ class TangentMemory(ReportingDriver):
             not takes_part(group) and any(p.requires_grad for p in group["params"]) for group in self.base.param_groups
         ):
             self.tell_once(LEFT_OUT)
-        if not self.state.jumps:
-            self.state.blocks = self.plan(found, bound, blocks=1).start
         return found
+
+    def suit(self, residuals: Residuals, samples: dict[str, Samples]) -> None:
+        """Trace the residuals again if the samples of any rank have other shapes than before."""
+        ranks, other = self.space.ranks, not residuals.hold(samples)
+        if ranks.size > 1:
+            other = bool(ranks.largest(torch.tensor(float(other))))
+        if other:
+            with agreeing(ranks), torch.enable_grad():
+                residuals.prepare(residuals.read(), samples)
 
     def plan(self, residuals: Residuals, bound: Mapping[str, Samples], blocks: int) -> Plan:
         """Numbers of samples for a jump."""
@@ -110,16 +117,24 @@ class TangentMemory(ReportingDriver):
 
     def current_weights(self, residuals: Residuals) -> Tensor:
         """The weights in float64: those of the last jump, unless other code has written to the parameters."""
-        if self.state.jumps and self.unchanged(residuals):
+        if self.state.jumps and self.unchanged(residuals.params):
             return self.space.gather(self.weights, residuals.params)
         if not self.state.since:
             self.stop()
         return residuals.read()
 
-    def unchanged(self, residuals: Residuals) -> bool:
-        """Whether the parameters are those of the last jump."""
-        last = self.space.gather(self.weights, residuals.params)
-        return torch.equal(residuals.read(), residuals.rounded(last))
+    def unchanged(self, params: Sequence[Tensor]) -> bool:
+        """Whether parameters are those of the last jump."""
+        last = self.space.gather(self.weights, params).split([p.numel() for p in params])
+        pairs = ((p.detach().reshape(-1), part.to(p.dtype)) for p, part in zip(params, last, strict=True))
+        return all(torch.equal(now, then) for now, then in pairs)
+
+    def notice_outside_writes(self) -> None:
+        """Remember if other code has written to the parameters since the last jump; called before base steps."""
+        if not self.state.since:
+            self.state.disturbed = bool(self.state.jumps) and not self.unchanged(self.space.params)
+        elif self.version is not None:
+            self.state.disturbed |= self.space.version() != self.version
 
     def write(self, weights: Tensor, residuals: Residuals) -> None:
         """Set the parameters, and keep what their type would round."""
@@ -165,7 +180,7 @@ class TangentMemory(ReportingDriver):
         self.momentum, self.other = space.vector(torch.float64), space.vector(torch.float64)
         self.weights = space.vector(torch.float64)
         self.memory = Memory()
-        self.traces, self.disturbed = [], False
+        self.traces, self.version = [], None
 
     def vectors(self) -> Vectors:
         """The last jump, and the weights before and after it."""

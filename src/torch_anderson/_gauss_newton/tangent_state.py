@@ -86,6 +86,8 @@ class TangentState:
     """Gain of jumps for a unit of cost. Gains are falls of log(loss)."""
     base_rate: float = 0.0
     """Gain of a base step."""
+    disturbed: bool = False
+    """Whether other code has written to the parameters since the last jump, before or between base steps."""
 
     def gauges(self) -> dict[str, float]:
         """The settings that the driver adapts, by name."""
@@ -142,6 +144,10 @@ class TangentState:
         first, steps = noisy and not self.base_rate, max(self.since, 1)
         weight = 1.0 if first else 1 - SMOOTHING ** (1 if noisy else steps)
         self.base_rate += weight * (gain / steps - self.base_rate)
+        self.end_comparison()
+
+    def end_comparison(self) -> None:
+        """Plan the next comparison if the base steps were made for one."""
         if self.compares:
             self.next_trial = RARER * (self.jumps + 1)
 
