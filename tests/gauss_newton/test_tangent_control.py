@@ -91,7 +91,7 @@ def test_the_expected_minimum_of_outputs_on_parabolas_is_that_of_scipy(loss):
     model = measured(One(0.9), lambda u, x: 3 * u(x) ** 2 + u(x) - 1.3, loss, ONES, fitted=2, weight=1.0)
     move = jump.Move(torch.tensor([0.8]).double(), torch.zeros(1).double(), torch.zeros(1).double(), 0.0)
     path = jump.Path(model, move)
-    found = path.minimum(path.at(0.5), path.at(0.25))
+    found = path.minimum(path.at(0.125), path.at(0.0625))
 
     def true_loss(a):
         z = torch.tensor(3 * (0.9 - a * 0.8) ** 2 + (0.9 - a * 0.8) - 1.3)
