@@ -68,6 +68,34 @@ def test_ranks_draw_their_own_samples_and_decide_as_one() -> None:
     assert one["losses"][-1] < 0.1 * one["losses"][0]
 
 
+class Mean(nn.Module):
+    """A network of sequences of any length."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.net = network(6)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.net(x).mean(1)  # type: ignore[no-any-return]
+
+
+def on_longer_samples_of_one_rank() -> dict[str, Any]:
+    model, rank = Mean(), dist.get_rank()
+    objective = Objective(DistributedDataParallel(model), only=Term(lambda u, x: u(x) - x.mean(), X[:, None]))
+    optimizer = GaussNewton(Adam(model.parameters(), lr=1e-3))
+    for step in range(70):
+        length = 5 if step >= 15 and rank else 3
+        x = torch.rand(12, length, 1, generator=torch.Generator().manual_seed(step)).double()
+        optimizer.step(objective(only=x))
+    return {"weights": [p.detach() for p in model.parameters()], "counts": dict(optimizer.stats.counts)}
+
+
+def test_samples_of_one_rank_may_change_their_shape() -> None:
+    one, other = run(2, on_longer_samples_of_one_rank)
+    assert one["counts"] == other["counts"] and one["counts"]["attempted"] >= 2
+    assert all(map(torch.equal, one["weights"], other["weights"]))
+
+
 def nan_on_one_rank() -> dict[str, Any]:
     bad = torch.zeros((), dtype=torch.float64)
     model = network(6)

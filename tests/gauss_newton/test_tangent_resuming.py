@@ -57,6 +57,23 @@ def test_training_goes_on_bit_for_bit(how, dtype, middle):
     assert run[1].stats.gauges() == twin[1].stats.gauges()
 
 
+@pytest.mark.parametrize("middle", [1, 11, 12, 13, 45])
+def test_training_on_given_and_drawn_samples_goes_on_bit_for_bit(middle):
+    def go_on(optimizer, objective, start, stop):
+        for step in range(start, stop):
+            zeros = torch.zeros(6, 1, dtype=torch.float64) + 0.01 * step
+            optimizer.step(objective(start=zeros))
+
+    run = driven()
+    go_on(*run[1:], 0, middle)
+    twin = through_a_file(*run, torch.float64)
+    for _, optimizer, objective in (run, twin):
+        torch.manual_seed(5)
+        go_on(optimizer, objective, middle, 70)
+    assert_same(weights(run[0]), weights(twin[0]))
+    assert counts(run[1]) == counts(twin[1]) and run[1].stats.counts["attempted"] > 1
+
+
 def test_a_checkpoint_of_an_objective_with_other_terms_is_refused():
     _, optimizer, objective = driven()
     optimizer.step(objective)
