@@ -2,9 +2,12 @@
 
 import subprocess
 import sys
+from math import inf, nan
 
+import pytest
 import torch
 
+from torch_anderson._gauss_newton.term_residuals import close
 from torch_anderson._gauss_newton.trace import trace
 
 
@@ -50,3 +53,17 @@ def test_the_first_jump_does_not_load_the_compiler():
         sys.exit("torch._inductor.lowering" in sys.modules)
     """
     assert subprocess.run([sys.executable, "-c", code]).returncode == 0
+
+
+@pytest.mark.parametrize("value", [2.001, inf, nan])
+def test_a_trace_with_another_number_is_not_close(value):
+    plain, other = torch.tensor([[1.0, 2.0]], dtype=torch.float64), torch.tensor([[1.0, value]], dtype=torch.float64)
+    assert close(plain, plain + 1e-9)
+    assert not close(plain, other) and not close(other, plain)
+    assert not close(plain, plain[:, :1])
+
+
+@pytest.mark.parametrize("value", [inf, nan])
+def test_numbers_that_are_not_finite_are_not_close_to_themselves(value):
+    found = torch.tensor([[1.0, value]], dtype=torch.float64)
+    assert not close(found, found)
