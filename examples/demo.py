@@ -8,7 +8,7 @@ the runs that are missing.
 import sys
 
 from torch_anderson.lab.cli import main
-from torch_anderson.lab.data import MissingData, load_admissions
+from torch_anderson.lab.data import ADMISSIONS, ADVICE, MissingData, load_admissions, present
 
 METHODS = [
     "base",
@@ -21,8 +21,10 @@ METHODS = [
 
 
 def table_task() -> str:
-    """Name of the paper's task if its data are available, else of one whose data come with scikit-learn."""
+    """Name of the paper's task if its data are on this machine, else of one whose data come with scikit-learn."""
     try:
+        if not present(ADMISSIONS):  # a demo downloads nothing
+            raise MissingData(f"The graduate admissions data are not on this machine. {ADVICE}")
         load_admissions()
     except MissingData as problem:
         print(f"{problem}\nContinuing with the diabetes data instead.\n")
