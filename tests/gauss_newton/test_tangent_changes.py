@@ -19,9 +19,9 @@ X = torch.linspace(-1, 1, 40, dtype=torch.float64).reshape(-1, 1)
 SINE, COSINE = torch.sin(3 * X[:, 0]), torch.cos(3 * X[:, 0])
 
 
-def network():
+def network(width=12):
     torch.manual_seed(0)
-    return nn.Sequential(nn.Linear(1, 12), nn.Tanh(), nn.Linear(12, 1)).double()
+    return nn.Sequential(nn.Linear(1, width), nn.Tanh(), nn.Linear(width, 1)).double()
 
 
 def points(count):
@@ -127,7 +127,7 @@ def test_a_checkpoint_is_made_after_a_term_was_removed():
 
 
 def test_all_fixed_samples_are_fitted_after_drawn_ones_and_after_a_reset():
-    model = network()
+    model = network(100)
     optimizer = trained(Objective(model, fit=Term(lambda u, x: u(x), points, count=60)), 5)
     many = torch.rand(800, 1).double()
     optimizer.step(Objective(model, fit=Term(lambda u, x: u(x), many)))

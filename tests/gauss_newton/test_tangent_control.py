@@ -26,25 +26,32 @@ class Found:
 
 def test_damping_is_a_thousandth_of_the_loss_for_each_block_and_more_where_all_samples_are_fitted():
     state = TangentState(share=0.3)
-    assert state.damping(2.0, all_fitted=False) == pytest.approx(0.002)
-    assert state.damping(2.0, all_fitted=True) == pytest.approx(0.1)
+    assert state.damping(2.0, 1e3, all_fitted=False) == pytest.approx(0.002)
+    assert state.damping(2.0, 1e3, all_fitted=True) == pytest.approx(0.1)
     state.blocks = 3.2
-    assert state.damping(2.0, all_fitted=False) == pytest.approx(0.006)
+    assert state.damping(2.0, 1e3, all_fitted=False) == pytest.approx(0.006)
+
+
+def test_damping_is_at_most_a_hundredth_of_the_trace_unless_jumps_are_refused():
+    state = TangentState(share=0.3)
+    assert state.damping(2.0, 0.5, all_fitted=True) == pytest.approx(0.005)
+    state.refuse()
+    assert state.damping(2.0, 0.5, all_fitted=True) == pytest.approx(0.015)
 
 
 def test_refused_jumps_triple_the_damping_and_halve_the_length_and_accepted_ones_undo_it():
     state = TangentState(share=0.3, length=0.5)
     state.refuse()
     state.refuse()
-    assert state.damping(1.0, all_fitted=False) == pytest.approx(0.009) and state.length == 0.125
+    assert state.damping(1.0, 1e3, all_fitted=False) == pytest.approx(0.009) and state.length == 0.125
     state.accept(Found(0.4))
-    assert state.damping(1.0, all_fitted=False) == pytest.approx(0.003) and state.length == 0.4
+    assert state.damping(1.0, 1e3, all_fitted=False) == pytest.approx(0.003) and state.length == 0.4
     for _ in range(3):
         state.accept(Found(0.4))
-    assert state.damping(1.0, all_fitted=False) == pytest.approx(0.001)
+    assert state.damping(1.0, 1e3, all_fitted=False) == pytest.approx(0.001)
     for _ in range(40):
         state.refuse()
-    assert state.damping(1.0, all_fitted=False) == pytest.approx(1e3) and state.length == 1 / 256
+    assert state.damping(1.0, 1e3, all_fitted=False) == pytest.approx(1e3) and state.length == 1 / 256
 
 
 @pytest.mark.parametrize("gap, factor", [(0.55, 1.04), (0.65, 1.0), (0.8, 1 / 1.04)])

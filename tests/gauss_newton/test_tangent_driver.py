@@ -201,9 +201,11 @@ def test_few_samples_in_a_gradient_do_not_make_few_rows(width, rows, count):
     assert abs(optimizer.stats.latest.history_len - rows) <= 1
 
 
-@pytest.mark.parametrize(("count", "fitted"), [(40, 80), (600, 1200), (250_000, 500)])
-def test_fixed_samples_are_all_fitted_at_once_where_that_is_cheap(count, fitted):
-    model = network()
+@pytest.mark.parametrize(
+    ("width", "count", "fitted"), [(8, 40, 80), (8, 600, 500), (200, 600, 1200), (8, 250_000, 500)]
+)
+def test_fixed_samples_are_all_fitted_at_once_where_they_are_few_for_the_weights(width, count, fitted):
+    model = nn.Sequential(nn.Linear(1, width), nn.Tanh(), nn.Linear(width, 1)).double()
 
     def fit(u, t):
         return u(t), 2 * u(t) - t.sum()  # two residuals a sample: the first plan does not know of them

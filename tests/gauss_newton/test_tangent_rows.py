@@ -260,6 +260,9 @@ def test_rows_from_factors_are_the_dense_ones(name, monkeypatch):
     torch.testing.assert_close(products.tril(), (j @ j.T).tril(), rtol=1e-12, atol=1e-12 * scale**2)
     torch.testing.assert_close(factored @ w, j @ w, rtol=1e-12, atol=1e-12 * scale * float(w.norm()))
     torch.testing.assert_close(factored.transposed_times(z), j.T @ z, rtol=1e-12, atol=1e-12 * scale * float(z.norm()))
+    assert float(factored.squares()) == pytest.approx(scale**2) and float(dense.squares()) == pytest.approx(scale**2)
+    solved = [Normal(rows, 0.1 * scale**2, Ranks(), Memory()).solve(z) for rows in (dense, factored)]
+    torch.testing.assert_close(solved[1], solved[0], rtol=1e-8, atol=1e-10)
 
 
 def test_terms_with_other_numbers_of_uses_share_the_factors_of_a_matrix(monkeypatch):

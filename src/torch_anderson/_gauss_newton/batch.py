@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
-from math import sqrt
+from math import inf, sqrt
 
 import torch
 from torch import Tensor
@@ -92,19 +92,20 @@ class Convex:
         g, hessian = (torch.vmap(f)(outputs, *self.rest) for f in (slope, bend))
         eigenvalues, vectors = torch.linalg.eigh(hessian.double())
         slopes = torch.einsum("kpj,kp->kj", vectors, g.double())
+        slopes = torch.where(slopes.abs() > FLAT * slopes.abs().amax(1, keepdim=True), slopes, 0.0)  # not by rounding
+        straight = eigenvalues <= FLAT * eigenvalues[:, -1:]
         losses = self.each(outputs).double().unsqueeze(1)
-        curvatures = torch.where(eigenvalues > FLAT * eigenvalues[:, -1:], eigenvalues, _secant(slopes, losses))
-        roots = (curvatures / 2).sqrt()
+        roots = (torch.where(straight, _secant(slopes * straight, losses), eigenvalues) / 2).sqrt()
         r = torch.where(roots > 0, slopes / (2 * roots), 0.0)
         return r, (vectors * roots.unsqueeze(1)).permute(2, 0, 1)
 
 
 def _secant(slopes: Tensor, losses: Tensor) -> Tensor:
-    """The curvature of the parabola with this slope that ends at 0: for a straight loss, as Huber's at outliers.
+    """The curvature of the parabola with these slopes that ends at 0: for a straight loss, as Huber's at outliers.
 
     Without any curvature the sample would have no influence on a jump.
     """
-    return torch.where(losses > 0, slopes.square() / (2 * losses), 0.0)
+    return torch.where(losses > 0, slopes.square().sum(1, keepdim=True) / (2 * losses), 0.0)
 
 
 @dataclass
@@ -142,8 +143,12 @@ class Batch:
         return found
 
     def doubt(self, one: Values, other: Values) -> Tensor:
-        """The variance of the change of the loss from some outputs to others, as one of means over samples."""
-        found = torch.zeros((), dtype=torch.float64, device="cpu")
+        """The variance of the change of the loss from some outputs to others, as one of means over samples.
+
+        It is unknown, infinite, where a step has one sample.
+        """
+        given = [len(self.samples[name][0]) for name in self.given]
+        found = torch.tensor(inf if given and max(given) == 1 else 0.0, dtype=torch.float64, device="cpu")
         for name, misfit in self.misfits.items():
             change = self.factors[name] * (misfit.each(other[name]) - misfit.each(one[name])).double().cpu()
             found += change.var(correction=0) / max(len(change) - 1, 1)

@@ -8,7 +8,7 @@ far from both.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from math import inf, isnan
+from math import inf, isnan, nan
 
 import torch
 from torch import Tensor
@@ -63,6 +63,8 @@ class Model:
     """The loss over the other samples; 0 if there are none."""
     square: float
     """|r|^2 over all ranks."""
+    trace: float
+    """The sum of squared lengths of rows over all ranks, as |r|^2."""
 
     @property
     def all_fitted(self) -> bool:
@@ -119,7 +121,8 @@ def measure(
         if not losses.isfinite().all():
             raise Unusable("nonfinite_outputs", "the loss of some sample is not finite")
         residuals.rows(weights, batch.first, sums, rows)
-    found = ranks.mean(torch.cat([losses, (right @ right).double().cpu()[None]])).tolist()
+    squares = torch.stack([right @ right, rows.squares()]).double().cpu()
+    found = ranks.mean(torch.cat([losses, squares])).tolist()
     return Model(residuals, batch, ranks, weights, values, seen, rows, right, sums, *found)
 
 
@@ -254,8 +257,12 @@ class Path:
             bends[name] = (second - first) / (other.length - one.length)
             slopes[name] = first - one.length * bends[name]
         lengths = (GRID * one.length).clamp(SHORTEST, LONGEST)
-        expected = self.model.ranks.mean(self.model.batch.along(self.model.values, slopes, bends, lengths))
-        return float(lengths[torch.nan_to_num(expected, torch.inf, torch.inf).argmin()])
+        try:
+            expected = self.model.batch.along(self.model.values, slopes, bends, lengths)
+        except (RuntimeError, ValueError):  # a loss may refuse outputs that no weights give, as BCELoss beyond 0 and 1
+            expected = torch.full_like(lengths, nan)
+        expected = torch.nan_to_num(self.model.ranks.mean(expected), inf, inf)
+        return float(lengths[expected.argmin()]) if expected.min() < inf else self.best.length
 
 
 def search(model: Model, move: Move, length: float, longer: bool) -> Found:

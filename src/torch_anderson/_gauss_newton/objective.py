@@ -107,7 +107,7 @@ class Objective:
         samples = term.draw(name, count)
         if term.fixed:
             return samples, kept.values if kept and kept.holds(term) else None
-        if kept is None or term.retain is False or not kept.fits(samples):
+        if kept is None or not term.stays or not kept.fits(samples):
             return samples, None
         samples, values = kept.renew(samples)
         return samples, values if kept.term is term else None

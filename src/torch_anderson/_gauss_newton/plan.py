@@ -18,9 +18,10 @@ ROWS = 500
 whatever number a gradient uses: with too few, jumps fit the noise of their samples."""
 DRAWN, GIVEN, FIXED = 1 / 3, 1 / 3, 1.0
 """Shares of samples that are fitted: drawn ones, those given for one step, and fixed ones, which are all there are."""
-FIT_ALL = 1e7
-"""Fixed samples are all fitted from the first jump on if their Jacobian has no more entries than this: what early
-jumps on a part of them break, later ones do not mend, as no other samples come."""
+FIT_ALL, FEW = 1e7, 3.0
+"""Fixed samples are all fitted from the first jump on if their Jacobian has no more entries than this and no more rows
+than so many times the weights: what early jumps on a part of few samples break, later ones do not mend, as no other
+samples come."""
 UNSEEN = 2
 """Fewest blocks of samples that are drawn besides those that are fitted."""
 
@@ -49,7 +50,8 @@ def planned(residuals: Residuals, given: Mapping[str, Samples], blocks: int, mos
     fewest = max(rows, residuals.n) if growing else rows
     first = min(fewest, ROWS, most_rows) / rows
     most = max(1.0, most_rows / rows / first) if growing else ceil(1 / first)
-    fit_all = all(term.fixed for term in terms.values()) and not given and rows * residuals.n <= FIT_ALL
+    few = rows <= min(FEW * residuals.n, FIT_ALL / residuals.n)
+    fit_all = few and not given and all(term.fixed for term in terms.values())
     blocks = ceil(most) if fit_all else min(blocks, max(1, round(most)))
     fitted, total = {}, {}
     for name, term in terms.items():

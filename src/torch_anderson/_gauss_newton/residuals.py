@@ -67,7 +67,7 @@ class Residuals:
             self._prepare(weights, samples)
         except Exception as problem:
             own = self.params[0].dtype
-            if own == self.dtype or isinstance(problem, Unusable):
+            if own == self.dtype or (isinstance(problem, Unusable) and problem.cause != "no_rows"):
                 raise
             self.dtype = own
             self.refresh()

@@ -155,6 +155,11 @@ class Pair:
                 product = (self.left[u] @ self.left[v].T).mul_(self.right[u] @ self.right[v].T)
                 out += product if u == v else product.add_(product.T.clone())
 
+    def squares(self) -> Tensor:
+        """The sum of squared lengths of rows."""
+        left, right = (torch.einsum("uri,vri->uvr", x, x) for x in (self.left, self.right))
+        return (left * right).sum()
+
     def times(self, matrix: Tensor) -> Tensor:
         """J w."""
         return ((self.left @ matrix) * self.right).sum((0, 2))
@@ -200,6 +205,11 @@ class Rows:
         dense = self.dense[some].split(sizes, 1)
         return [pair[some] if pair else part for pair, part in zip(self.pairs, dense, strict=True)]
 
+    def squares(self) -> Tensor:
+        """The sum of squared lengths of rows: the trace of J J'."""
+        dense = torch.linalg.vector_norm(self.dense).square()
+        return sum((pair.squares() for pair in self.pairs if pair), dense)
+
     def products(self, out: Tensor) -> Tensor:
         """The lower triangle of J J'; what is above it is not defined."""
         symmetric_product(self.dense, out)
@@ -212,7 +222,8 @@ class Rows:
         if not any(self.pairs):
             return self.dense @ vector
         parts = vector.split(self.sizes)
-        found = self.dense @ torch.cat([part for part, pair in zip(parts, self.pairs, strict=True) if not pair])
+        small = [part for part, pair in zip(parts, self.pairs, strict=True) if not pair]
+        found = self.dense @ torch.cat([vector[:0], *small])
         for part, pair, shape in zip(parts, self.pairs, self.layout.shapes, strict=True):
             if pair:
                 found += pair.times(part.view(shape))
@@ -222,17 +233,19 @@ class Rows:
         """J' z."""
         if not any(self.pairs):
             return self.dense.T @ z
-        dense = iter((self.dense.T @ z).split([s for s, pair in zip(self.sizes, self.pairs, strict=True) if not pair]))
-        return torch.cat([pair.transposed_times(z).reshape(-1) if pair else next(dense) for pair in self.pairs])
+        sizes = [0 if pair else size for pair, size in zip(self.pairs, self.sizes, strict=True)]
+        dense = (self.dense.T @ z).split(sizes)
+        pairs = zip(self.pairs, dense, strict=True)
+        return torch.cat([pair.transposed_times(z).reshape(-1) if pair else part for pair, part in pairs])
 
 
 class Normal:
-    """The map S: in the dual form if there are at most as many rows as weights, on all ranks together."""
+    """The map S: in the dual form if there are at most as many rows as weights, on all ranks together, or factors."""
 
     def __init__(self, rows: Rows, damping: float, ranks: Ranks, memory: Memory):
         self.ranks, self.alone = ranks, ranks.size == 1
         self.most = len(rows) if self.alone else int(ranks.largest(torch.tensor(float(len(rows)))))
-        self.dual = self.most * ranks.size <= rows.shape[1]
+        self.dual = self.most * ranks.size <= rows.shape[1] or rows.layout.factored
         self.rows = rows if self.alone else Rows.of(self._shared(rows.dense))
         side = len(self.rows) if self.dual else rows.shape[1]
         matrix = memory.matrix("products", side, side, rows.dense.device)

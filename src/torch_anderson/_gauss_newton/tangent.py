@@ -116,7 +116,8 @@ class TangentDriver(TangentMemory):
         plan = self.plan(residuals, bound, state.whole_blocks)
         model = self.measured(residuals, bound, plan)
         before = self.space.gather(self.momentum, residuals.params)
-        move = fit(model, before, state.damping(model.scale, model.all_fitted), state.length, self.memory)
+        damping = state.damping(model.scale, model.trace, model.all_fitted)
+        move = fit(model, before, damping, state.length, self.memory)
         found = search(model, move, state.length, state.longer)
         accepted = found.best.loss < model.loss
         proposes = plan.noisy and not state.trusted
@@ -175,18 +176,20 @@ class TangentDriver(TangentMemory):
     def after_base_steps(self, residuals: Residuals, batch: Batch, now: Tensor, noisy: bool) -> Tensor:
         """The weights after base steps, or those before if the loss has grown too much; books what was gained.
 
-        Samples of a single step are too few to justify undoing base steps. What other code has written is not undone,
-        and is no gain of the base.
+        On samples of a single step it must have grown beyond doubt. What other code has written is not undone, and is
+        no gain of the base.
         """
         state, last = self.state, self.space.gather(self.weights, residuals.params)
         if state.disturbed:
             state.end_comparison()
             self.stop()
             return now
-        before, after, _ = self.compared(residuals, batch, last, now)
-        most = before if state.compares else before + (TOO_MUCH - 1) * abs(before)  # some losses are negative
+        before, after, error = self.compared(residuals, batch, last, now)
+        most = before if state.compares and not noisy else before + (TOO_MUCH - 1) * abs(before)  # may be negative
         state.book_base(fall(before, after) if after < torch.inf else -1.0, noisy)
-        if not noisy and not after <= most:
+        state.harmful = not after - noisy * DOUBT * error <= most
+        if state.harmful:
+            self.write(last, residuals)
             return last
         self.stop()
         return now
@@ -212,7 +215,8 @@ class TangentDriver(TangentMemory):
         last, other = (self.space.gather(x, residuals.params) for x in (self.weights, self.other))
         there = other if torch.equal(here, last) else here + (other - last)
         before, after, error = self.compared(residuals, batch, *((there, here) if state.trusted else (here, there)))
-        gain = fall(before, after + DOUBT * error) if after < torch.inf else -1.0
+        least = after + DOUBT * error
+        gain = fall(before, least) if least < torch.inf else -1.0
         made = state.trusted
         kept = state.judge(gain, after < before)
         if kept != made:

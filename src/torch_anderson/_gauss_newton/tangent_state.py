@@ -16,6 +16,9 @@ DAMPING = 1e-3
 """Damping, relative to the loss of the fitted samples ..."""
 ALL_FITTED = 0.05
 """... and its least value if there are no others, by which a search could notice jumps that fit these alone."""
+CEILING = 1e-2
+"""Its largest value without ``boost``, relative to the sum of squared lengths of rows. Outputs that are to become large
+begin with a loss far above it, which would damp all directions."""
 EASE, STIFFEN, STIFFEST = 3.0, 3.0, 1e6
 """Factors by which additional damping falls after an accepted jump, and grows after a refused one; and its largest
 value. At a minimum all jumps are refused, but the samples or the function may change later."""
@@ -88,6 +91,8 @@ class TangentState:
     """Gain of a base step."""
     disturbed: bool = False
     """Whether other code has written to the parameters since the last jump, before or between base steps."""
+    harmful: bool = False
+    """Whether the last base steps made the loss so much larger that they were undone."""
 
     def gauges(self) -> dict[str, float]:
         """The settings that the driver adapts, by name."""
@@ -103,9 +108,10 @@ class TangentState:
         """Rows, in multiples of the first number."""
         return max(1, round(self.blocks))
 
-    def damping(self, loss: float, all_fitted: bool) -> float:
+    def damping(self, loss: float, trace: float, all_fitted: bool) -> float:
         """The damping for the loss of the fitted samples; grows with the number of rows."""
-        return max(DAMPING * self.whole_blocks, ALL_FITTED if all_fitted else 0.0) * loss * self.boost
+        part = max(DAMPING * self.whole_blocks, ALL_FITTED if all_fitted else 0.0)
+        return min(part * loss, CEILING * trace) * self.boost
 
     def accept(self, found: Found) -> None:
         """Adapt length and damping to a jump that was made."""
@@ -177,9 +183,17 @@ class TangentState:
         return falls if made else enough
 
     def distrust(self) -> None:
-        """Make base steps, twice as many as the last time, before the next jump on samples of one step."""
-        self.trusted, self.wait = False, max(FIRST_WAIT, ceil(self.rest * self.cost))
-        self.rest = min(2 * self.rest, LONGEST_REST)
+        """Make base steps, twice as many as the last time, before the next jump on samples of one step.
+
+        Only one after jumps that paid, as near a minimum it may undo what they gained; none if it did.
+        """
+        if self.harmful:
+            self.trusted, self.wait = True, 0
+        elif self.trusted:
+            self.trusted, self.wait = False, 1
+        else:
+            self.wait = max(FIRST_WAIT, ceil(self.rest * self.cost))
+            self.rest = min(2 * self.rest, LONGEST_REST)
 
     def decide(self, budget: float) -> None:
         """Choose how many base steps to make before the next jump: none as long as jumps pay."""

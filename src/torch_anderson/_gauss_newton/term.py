@@ -39,7 +39,7 @@ class Term:
             first, then data such as the class.
         retain: whether samples whose residual is above the mean are kept for the next evaluation, while the others
             are drawn again; only if ``samples`` is a function. None: only with tangent jumps, because it makes other
-            methods worse.
+            methods worse, and only for squares. Use False for noisy data: residuals that cannot vanish would stay.
 
     >>> def decay(u, t):
     ...     return torch.func.grad(u)(t).sum() + u(t)
@@ -76,6 +76,11 @@ class Term:
             raise invalid("count", self.count, "None for samples that are given")
         else:
             object.__setattr__(self, "samples", checked_samples("samples", self.samples))
+
+    @property
+    def stays(self) -> bool:
+        """Whether tangent jumps retain samples; other losses than squares rarely vanish at all samples."""
+        return self.loss is None if self.retain is None else self.retain
 
     def draw(self, name: str, count: int | None = None) -> Samples:
         """The samples for one evaluation."""

@@ -21,7 +21,7 @@ from .factors import Factors
 from .objective import Objective
 from .rows import Pair
 from .term import Samples
-from .trace import trace
+from .trace import rounds, trace
 
 SEEN = 4
 """Samples on which traced residuals and rows are compared with those of torch.func."""
@@ -30,6 +30,10 @@ CLOSE = 3e-8
 NO_DERIVATIVES = (
     "torch.func cannot differentiate the residual of {name!r} by the weights ({problem}); build GaussNewton(..., "
     "directions='history')"
+)
+ROUNDED = (
+    "The residual of %r rounds numbers that are %s, which limits the accuracy. Make its constants in the type of the "
+    "sample, e.g. constant.to(point)."
 )
 HISTORY = "Evaluate in model.eval(), or build GaussNewton(..., directions='history')"
 
@@ -96,6 +100,8 @@ class TermResiduals:
     def _trace(self, arguments: Sequence[Tensor], plain: Tensor, rows: Tensor) -> None:
         """Use the trace if it gives what the plain way gives."""
         module = trace(self.plain, arguments)
+        if rounds(module, arguments[0].dtype):
+            logger.warning(ROUNDED, self.name, arguments[0].dtype)
         if close(module(*arguments), plain):
             self.traced = module.forward
             factors = Factors(module, self.trained, self.block)
@@ -185,5 +191,6 @@ def close(one: Tensor, other: Tensor) -> bool:
         return False
     tolerance = CLOSE if one.dtype == torch.float64 and other.dtype == torch.float64 else 1e-3
     # Norms, as absolute values would be copies of rows that may be very long.
+    one, other = one.detach(), other.detach()
     difference, size = float(torch.dist(one, other, inf)), float(torch.linalg.vector_norm(other, inf))
     return difference <= tolerance * size < inf

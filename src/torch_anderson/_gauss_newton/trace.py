@@ -184,6 +184,12 @@ def shape(node: Node) -> tuple[int, ...]:
     return tuple(getattr(_meta(node), "shape", ()))
 
 
+def rounds(module: GraphModule, dtype: torch.dtype) -> bool:
+    """Whether some number is rounded to a type with fewer digits than this one."""
+    copies = [_meta(node) for node in module.graph.nodes if node.target is ATEN._to_copy.default]
+    return any(x is not None and x.is_floating_point() and x.element_size() < dtype.itemsize for x in copies)
+
+
 def _alike(one: Node, other: Node) -> bool:
     """Whether two nodes are known to have the same shape and type."""
     a, b = _meta(one), _meta(other)
