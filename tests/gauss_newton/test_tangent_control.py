@@ -128,6 +128,23 @@ def test_a_loss_without_curvature_counts_as_the_parabola_that_falls_to_zero():
 # ------------------------------------------------------------------------------------------ who makes the next step
 
 
+def test_after_base_steps_that_were_undone_the_next_is_tried_ever_later_until_one_is_kept():
+    state, trials = TangentState(share=0.3, jumps=50, next_trial=200), []
+    for _ in range(4):
+        state.book_harm(True)
+        trials.append(state.next_trial - state.jumps)
+        state.distrust()
+        assert state.trusted and not state.wait  # jumps go on
+        state.jumps = state.next_trial
+        state.next_trial = 10**6
+    assert trials == [2, 4, 8, 16]
+    state.book_harm(False)
+    state.distrust()
+    assert not state.trusted and state.wait == 1
+    state.distrust()
+    assert state.wait >= 10
+
+
 class Counting(SGD):
     made = 0
 

@@ -187,8 +187,10 @@ class TangentDriver(TangentMemory):
         before, after, error = self.compared(residuals, batch, last, now)
         most = before if state.compares and not noisy else before + (TOO_MUCH - 1) * abs(before)  # may be negative
         state.book_base(fall(before, after) if after < torch.inf else -1.0, noisy)
-        state.harmful = not after - noisy * DOUBT * error <= most
-        if state.harmful:
+        harmful = not after - noisy * DOUBT * error <= most
+        if noisy:
+            state.book_harm(harmful)
+        if harmful:
             self.write(last, residuals)
             return last
         self.stop()

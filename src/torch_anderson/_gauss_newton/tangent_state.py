@@ -91,8 +91,8 @@ class TangentState:
     """Gain of a base step."""
     disturbed: bool = False
     """Whether other code has written to the parameters since the last jump, before or between base steps."""
-    harmful: bool = False
-    """Whether the last base steps made the loss so much larger that they were undone."""
+    harm: int = 0
+    """How often in a row base steps between jumps on samples of one step have been undone."""
 
     def gauges(self) -> dict[str, float]:
         """The settings that the driver adapts, by name."""
@@ -157,6 +157,12 @@ class TangentState:
         if self.compares:
             self.next_trial = RARER * (self.jumps + 1)
 
+    def book_harm(self, harmful: bool) -> None:
+        """Compare with another base step soon after one that was undone, but ever later, as it may still be needed."""
+        self.harm = self.harm + 1 if harmful else 0
+        if harmful:
+            self.next_trial = min(self.next_trial, self.jumps + 2**self.harm)
+
     def book_jump(self, gain: float) -> None:
         """Enter what the last jump gained."""
         self.jump_rate += (1 - SMOOTHING) * (gain / self.cost - self.jump_rate)
@@ -187,7 +193,7 @@ class TangentState:
 
         Only one after jumps that paid, as near a minimum it may undo what they gained; none if it did.
         """
-        if self.harmful:
+        if self.harm:
             self.trusted, self.wait = True, 0
         elif self.trusted:
             self.trusted, self.wait = False, 1
