@@ -5,6 +5,7 @@ import logging
 import pytest
 import torch
 from torch import nn
+from torch.func import hessian
 from torch.nn.functional import binary_cross_entropy, binary_cross_entropy_with_logits, cross_entropy, huber_loss
 from torch.optim import Adam
 from torch.utils.data import DataLoader, TensorDataset
@@ -55,6 +56,26 @@ def test_with_many_samples_for_each_weight_the_first_jumps_fit_a_part_of_them():
     optimizer.step(objective)
     assert optimizer.stats.latest.rank == 500
     assert train(optimizer, objective, 60) < 1e-6
+
+
+def test_a_term_with_few_samples_among_many_of_another_is_fitted_too():
+    """u'' + 36 u = 0 continues sin(6 x), which is known on a quarter of the domain, at 10,000 points."""
+
+    def oscillation(u, x):
+        return hessian(u)(x).sum() / 36 + u(x)
+
+    torch.manual_seed(0)
+    x = torch.rand(10_000, 1, dtype=torch.float64) / 2
+    layers = nn.Linear(1, 20), nn.Tanh(), nn.Linear(20, 20), nn.Tanh(), nn.Linear(20, 1)
+    model = nn.Sequential(*layers).double()
+    objective = Objective(
+        model,
+        data=Term(misfit, (x, torch.sin(6 * x[:, 0]))),
+        inside=Term(oscillation, lambda k: 2 * torch.rand(k, 1, dtype=torch.float64), count=100),
+    )
+    train(GaussNewton(Adam(model.parameters())), objective, 100)
+    points = torch.linspace(0, 2, 200, dtype=torch.float64).reshape(-1, 1)
+    assert (model(points) - torch.sin(6 * points)).abs().max() < 1e-2
 
 
 def test_a_matrix_alone_may_be_trained():

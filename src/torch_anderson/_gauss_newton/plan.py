@@ -22,6 +22,8 @@ FIT_ALL, FEW = 1e7, 3.0
 """Fixed samples are all fitted from the first jump on if their Jacobian has no more entries than this and no more rows
 than so many times the weights: what early jumps on a part of few samples break, later ones do not mend, as no other
 samples come."""
+LEAST = 0.05
+"""Least part of the rows that a term has, if it has as many samples: terms are means, however many samples they have."""
 UNSEEN = 2
 """Fewest blocks of samples that are drawn besides those that are fitted."""
 
@@ -55,8 +57,9 @@ def planned(residuals: Residuals, given: Mapping[str, Samples], blocks: int, mos
     blocks = ceil(most) if fit_all else min(blocks, max(1, round(most)))
     fitted, total = {}, {}
     for name, term in terms.items():
-        block = max(1, round(first * share[name] * there[name]))
         drawn = not term.fixed and name not in given
+        least = LEAST * first * rows / max(sizes[name], 1)
+        block = max(1, round(first * share[name] * there[name]), round(least if drawn else min(least, there[name])))
         fitted[name] = blocks * block if drawn else min(blocks * block, max(1, int(share[name] * there[name])))
         total[name] = max(there[name], (blocks + max(UNSEEN, blocks // 2)) * block) if drawn else there[name]
     count = sum(sizes[name] * fitted[name] for name in terms)
