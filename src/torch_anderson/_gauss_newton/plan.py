@@ -23,7 +23,7 @@ FIT_ALL, FEW = 1e7, 3.0
 than so many times the weights: what early jumps on a part of few samples break, later ones do not mend, as no other
 samples come."""
 LEAST = 0.05
-"""Least part of the rows that a term has, if it has as many samples: terms are means, however many samples they have."""
+"""Least part of the rows that a term has, if it has as many samples: a term is a mean, whatever their number."""
 UNSEEN = 2
 """Fewest blocks of samples that are drawn besides those that are fitted."""
 
