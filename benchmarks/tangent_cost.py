@@ -2,8 +2,8 @@
 
     OMP_NUM_THREADS=1 python -m benchmarks.tangent_cost
 
-Processor time, median of jumps over median of gradients, which take turns; and the peak memory of a separate process.
-A third of the samples is fitted. With "dense", no rows are stored as factors.
+Processor time, median of jumps over median of gradients, which take turns; and the peak memory of a separate process,
+and of one that makes steps of Adam only. A third of the samples is fitted. With "dense", no rows are stored as factors.
 """
 
 import resource
@@ -49,21 +49,40 @@ def seconds(call, *arguments) -> float:
     return time.process_time() - start
 
 
-def measure(setting: Setting) -> list[str]:
-    """A row of the table, measured in a separate process."""
+def prepared(setting: Setting) -> Objective:
+    """The equation with so many samples and weights."""
     torch.set_num_threads(1)
     torch.set_default_dtype(torch.float64)
     torch.manual_seed(0)
+    _, terms, *_ = burgers()
+    edges = setting.samples // 5
+    counts = {"interior": setting.samples - edges, "edges": edges}
+    terms = {name: replace(term, count=counts[name]) for name, term in terms.items()}
+    return Objective(network(2, setting.width, setting.layers), **terms)
+
+
+def peak() -> str:
+    return f"{resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20:.2f}"
+
+
+def adam_memory(setting: Setting) -> str:
+    """The peak memory of steps of Adam, measured in a separate process."""
+    objective = prepared(setting)
+    optimizer = Adam(objective.model.parameters())
+    for _ in range(3):
+        optimizer.step(objective)
+    return peak()
+
+
+def measure(setting: Setting) -> list[str]:
+    """A row of the table, measured in a separate process."""
     with ExitStack() as changed:
         changed.enter_context(patch.object(plan, "ROWS", setting.samples // 3))
         if setting.dense:
             changed.enter_context(patch.object(rows, "LARGE", float("inf")))
-        _, terms, *_ = burgers()
-        edges = setting.samples // 5
-        counts = {"interior": setting.samples - edges, "edges": edges}
-        terms = {name: replace(term, count=counts[name]) for name, term in terms.items()}
-        model = network(2, setting.width, setting.layers)
-        objective, plain = Objective(model, **terms), Objective(model, **terms)
+        objective = prepared(setting)
+        plain = Objective(objective.model, **objective.terms)
+        model = objective.model
         optimizer = GaussNewton(Adam(model.parameters()))
         optimizer.step(objective)
         jumps, gradients = [], []
@@ -74,19 +93,20 @@ def measure(setting: Setting) -> list[str]:
                 jumps.append(spent)
             gradients.append(seconds(plain))
     jump, gradient = median(jumps), median(gradients)
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20
     weights = sum(p.numel() for p in model.parameters())
     kind = "dense" if setting.dense else "as chosen"
     size = f"{setting.layers} x {setting.width}", f"{weights:,}", f"{setting.samples:,}"
-    return [*size, optimizer.stats.latest.rank, kind, f"{1e3 * jump:.0f}", f"{jump / gradient:.2f}", f"{peak:.2f}"]
+    return [*size, optimizer.stats.latest.rank, kind, f"{1e3 * jump:.0f}", f"{jump / gradient:.2f}", peak()]
 
 
 def main() -> None:
-    columns = ["network", "weights", "samples", "rows", "storage", "ms", "jump, in gradients", "peak GB"]
+    columns = ["network", "weights", "samples", "rows", "storage", "ms", "jump, in gradients", "peak GB", "of Adam"]
     found = []
     for setting in SETTINGS:
         with get_context("spawn").Pool(1) as alone:
-            found.append(alone.apply(measure, (setting,)))
+            row = alone.apply(measure, (setting,))
+        with get_context("spawn").Pool(1) as alone:
+            found.append([*row, alone.apply(adam_memory, (setting,))])
     print(header())
     print(table(found, columns))
 
