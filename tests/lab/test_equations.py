@@ -91,7 +91,7 @@ def interpolated(values):
     "name, values, allowed",
     [
         ("allen-cahn", lambda: references.allen_cahn(512, 200, 10), 1e-6),
-        ("kdv", lambda: references.korteweg_de_vries(512, 800, 10), 1e-6),
+        ("kdv", lambda: references.korteweg_de_vries(512, 1600, 10), 1e-6),
     ],
 )
 def test_the_residual_vanishes_on_the_spectral_reference(name, values, allowed):
