@@ -187,7 +187,7 @@ class TangentDriver(TangentMemory):
         before, after, error = self.compared(residuals, batch, last, now)
         most = before if state.compares and not noisy else before + (TOO_MUCH - 1) * abs(before)  # may be negative
         state.book_base(fall(before, after) if after < torch.inf else -1.0, noisy)
-        harmful = not after - noisy * DOUBT * error <= most
+        harmful = not after - (DOUBT * error if noisy else 0.0) <= most
         if noisy:
             state.book_harm(harmful)
         if harmful:
