@@ -8,7 +8,7 @@ the runs that are missing.
 import sys
 
 from torch_anderson.lab.cli import main
-from torch_anderson.lab.data import ADMISSIONS, ADVICE, MissingData, load_admissions, present
+from torch_anderson.lab.data import ADMISSIONS, NO_ADMISSIONS, MissingData, load_admissions, present
 
 METHODS = [
     "base",
@@ -24,7 +24,7 @@ def table_task() -> str:
     """Name of the paper's task if its data are on this machine, else of one whose data come with scikit-learn."""
     try:
         if not present(ADMISSIONS):  # a demo downloads nothing
-            raise MissingData(f"The graduate admissions data are not on this machine. {ADVICE}")
+            raise MissingData(NO_ADMISSIONS)
         load_admissions()
     except MissingData as problem:
         print(f"{problem}\nContinuing with the diabetes data instead.\n")

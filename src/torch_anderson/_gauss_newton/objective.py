@@ -17,8 +17,8 @@ class Objective:
     """A loss made of residuals, and a closure for any optimizer of PyTorch.
 
     The loss is the sum over terms of weight times the mean over samples of the sum of squared residuals, or of the
-    term's own loss. When called, the objective draws samples, computes the loss, zeroes the gradients of the model and
-    of all other tensors that the loss depends on, calls ``backward()`` and returns the loss.
+    term's own loss. When called, the objective draws samples, computes the loss and its gradients, which replace
+    earlier ones of the model and of other tensors in the loss, and returns the loss.
 
     ``objective(name=batch)`` is a closure for these samples, e.g. from a data loader; other terms draw theirs.
     ``objective.draw()`` is a closure for samples that are drawn once and kept. Optimizers that compare losses of

@@ -217,8 +217,8 @@ class TangentDriver(TangentMemory):
         last, other = (self.space.gather(x, residuals.params) for x in (self.weights, self.other))
         there = other if torch.equal(here, last) else here + (other - last)
         before, after, error = self.compared(residuals, batch, *((there, here) if state.trusted else (here, there)))
-        least = after + DOUBT * error
-        gain = fall(before, least) if least < torch.inf else -1.0
+        worst = after + DOUBT * error
+        gain = fall(before, worst) if worst < torch.inf else -1.0
         made = state.trusted
         kept = state.judge(gain, after < before)
         if kept != made:

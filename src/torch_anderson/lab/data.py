@@ -81,7 +81,7 @@ def admissions_file() -> Path:
     try:
         return Path(pooch.retrieve(ADMISSIONS_URL, f"sha256:{ADMISSIONS_SHA256}", ADMISSIONS, cache_folder()))
     except (OSError, ValueError) as error:
-        raise MissingData(f"The graduate admissions data are not on this machine. {ADVICE}") from error
+        raise MissingData(NO_ADMISSIONS) from error
 
 
 def load_admissions() -> tuple[NDArray[np.float64], NDArray[np.float64]]:
@@ -106,6 +106,7 @@ ADVICE = (
     f"On a machine with internet, download {ADMISSIONS_URL} and copy it here as {cache_folder() / ADMISSIONS}, "
     f"or set {DATA_VARIABLE} to the folder that it is in."
 )
+NO_ADMISSIONS = f"The graduate admissions data are not on this machine. {ADVICE}"
 
 
 def load_fashion() -> Labelled:
