@@ -8,13 +8,13 @@ PY     := $(VENV)/bin/python
 PIP    := $(PY) -m pip --disable-pip-version-check -qq
 
 # The benchmarks are the modules that can be run; the others are what they share.
-BENCHMARKS := $(basename $(notdir $(shell grep -ls '^if __name__ == "__main__"' benchmarks/*.py)))
+BENCHMARKS := $(basename $(notdir $(shell grep -ls '^if __name__ == "__main__"' experiments/benchmarks/*.py)))
 # One thread per worker: more would only compete for the same cores.
 PYTEST := OMP_NUM_THREADS=1 MKL_NUM_THREADS=1 $(PY) -m pytest -n 2 --dist worksteal
 
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
-.PHONY: help test test-fast test-without-data torture lint format demo bench clean distclean
+.PHONY: help test test-fast test-without-data torture lint format wheel-check demo bench clean distclean
 
 help: ## show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-17s %s\n", $$1, $$2 }' Makefile
@@ -35,19 +35,22 @@ lint: $(VENV)/dev.stamp ## ruff (lint, format), mypy and import-linter, changing
 	$(PY) -m ruff check .
 	$(PY) -m ruff format --check .
 	$(PY) -m mypy
-	$(VENV)/bin/lint-imports --no-cache
+	PYTHONPATH=. $(VENV)/bin/lint-imports --no-cache
 
 format: $(VENV)/dev.stamp ## format the code and mend what ruff can mend
 	$(PY) -m ruff check --fix-only .
 	$(PY) -m ruff format .
 
-demo: $(VENV)/lab.stamp ## an equation solved, three experiments in small: tables here, pages to read
-	$(PY) examples/demo.py
+wheel-check: $(VENV)/dev.stamp ## build the wheel and try it in an empty environment: torch and nothing else
+	$(PY) .ci/wheel_check.py
+
+demo: $(VENV)/experiments.stamp ## an equation solved, three experiments in small: tables here, pages to read
+	$(PY) -m experiments.demo
 
 bench: $(addprefix bench-,$(BENCHMARKS)) ## run all benchmarks; one of them: make bench-<name>
 
 bench-%: $(VENV)/dev.stamp
-	OMP_PROC_BIND=true $(PY) -m benchmarks.$*
+	OMP_PROC_BIND=true $(PY) -m experiments.benchmarks.$*
 
 clean: ## remove caches and build products
 	rm -rf build dist src/*.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis lightning_logs
@@ -57,13 +60,13 @@ distclean: clean ## clean, and remove the virtual environment
 	rm -rf $(VENV)
 
 # What is installed is renewed when the declared dependencies or their pins change.
-$(VENV)/lab.stamp: pyproject.toml constraints.txt
-	$(call install,lab)
+$(VENV)/experiments.stamp: pyproject.toml constraints.txt
+	$(call install,experiments)
 	@touch $@
 
 $(VENV)/dev.stamp: pyproject.toml constraints.txt
-	$(call install,lab$(comma)dask$(comma)dev)
-	@touch $(VENV)/lab.stamp $@
+	$(call install,experiments$(comma)dask$(comma)dev)
+	@touch $(VENV)/experiments.stamp $@
 
 comma := ,
 

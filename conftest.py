@@ -29,7 +29,7 @@ def all_data(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
 
 def gathered(folder: Path) -> Path:
     """The folder, with links to the data files in the usual places."""
-    from torch_anderson.lab import data
+    from experiments import data
 
     for name in (name for files in data.FILES.values() for name in files):
         found = [place / name for place in (*data.folders(), BESIDE) if (place / name).exists()]
@@ -49,7 +49,7 @@ def marked_data(request: pytest.FixtureRequest, all_data: Path, monkeypatch: pyt
 
 def skip_unless_present(folder: Path, names: tuple[str, ...]) -> None:
     """Skip the test if a file of these data sets is missing."""
-    from torch_anderson.lab.data import FILES
+    from experiments.data import FILES
 
     for missing in (file for name in names for file in FILES[name] if not (folder / file).exists()):
         pytest.skip(f"needs {' and '.join(names)}: {missing} is missing")

@@ -1,7 +1,7 @@
 #!/bin/sh
 # ResNet-50 on ImageNet with Slurm: srun starts one torchrun on each node, torchrun one process for each GPU.
 #
-#   sbatch --nodes 64 examples/slurm_imagenet.sh DATA [OPTION ...]
+#   sbatch --nodes 64 examples/slurm_imagenet.sh DATA [OPTION ...]        in a clone, which all nodes see
 #
 # With 64 nodes of 6 GPUs these are the paper's 384 processes; with 256, its 1,536. DATA and --out must be folders that
 # all nodes see. Submitted again, or requeued, the run goes on from its last checkpoint.
@@ -23,8 +23,10 @@ port=$((20000 + SLURM_JOB_ID % 20000)) # jobs that share a node do not meet
 # A store of its own for each restart: in a shared one, processes find addresses of those that were killed.
 export TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1
 export OMP_NUM_THREADS=1
+# The experiments are in the clone, not in the installed library.
+export PYTHONPATH="$SLURM_SUBMIT_DIR${PYTHONPATH:+:$PYTHONPATH}"
 
 exec srun --kill-on-bad-exit=1 torchrun \
     --nnodes "$SLURM_JOB_NUM_NODES" --nproc-per-node "${PROCESSES:-6}" --max-restarts 3 \
     --rdzv-backend c10d --rdzv-endpoint "$main:$port" --rdzv-id "$SLURM_JOB_ID" \
-    -m torch_anderson.lab.imagenet --data "$data" "$@"
+    -m experiments.imagenet --data "$data" "$@"

@@ -21,13 +21,16 @@ fi
 
 if [ "${NODES:-1}" -eq 1 ]; then
     set -- --standalone --nproc-per-node "$PROCESSES" --max-restarts 3 \
-        -m torch_anderson.lab.imagenet --data "$data" "$@"
+        -m experiments.imagenet --data "$data" "$@"
 else
     # A store of its own for each restart: in a shared one, processes find addresses of those that were killed.
     export TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1
     set -- --nnodes "$NODES" --nproc-per-node "$PROCESSES" --max-restarts 3 \
         --rdzv-backend c10d --rdzv-endpoint "${MAIN:?"MAIN=host:port of one of the machines"}" --rdzv-id "${RUN:-imagenet}" \
-        -m torch_anderson.lab.imagenet --data "$data" "$@"
+        -m experiments.imagenet --data "$data" "$@"
 fi
 
+# The experiments are in this clone, not in the installed library.
+root=$(cd "$(dirname "$0")/.." && pwd)
+export PYTHONPATH="$root${PYTHONPATH:+:$PYTHONPATH}"
 exec torchrun "$@"

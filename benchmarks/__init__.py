@@ -1,1 +1,0 @@
-"""Measurements of torch-anderson; each module prints one table: `python -m benchmarks.<name>`."""

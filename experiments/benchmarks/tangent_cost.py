@@ -1,0 +1,120 @@
+"""Cost of one jump along the tangent on Burgers' equation, in ordinary gradients on the same samples.
+
+    OMP_NUM_THREADS=1 python -m experiments.benchmarks.tangent_cost
+
+Processor time, median of jumps over median of gradients, which take turns; and the peak memory of a separate process,
+and of one that makes steps of Adam only. A third of the samples is fitted. With "dense", no rows are stored as factors.
+"""
+
+import resource
+import time
+from collections.abc import Callable
+from contextlib import ExitStack
+from dataclasses import replace
+from multiprocessing import get_context
+from statistics import median
+from typing import NamedTuple
+from unittest.mock import patch
+
+import torch
+from torch.optim import Adam
+
+from experiments.benchmarks.report import header, table
+from experiments.equations.case import network
+from experiments.equations.problems import burgers
+from torch_anderson import GaussNewton, Objective
+from torch_anderson._gauss_newton import plan, rows
+
+JUMPS = 9
+
+
+class Setting(NamedTuple):
+    layers: int
+    width: int
+    samples: int
+    dense: bool = False
+
+
+SETTINGS = [
+    Setting(4, 20, 1500),
+    Setting(3, 200, 768),
+    Setting(3, 200, 768, dense=True),
+    Setting(3, 225, 768),
+    Setting(3, 700, 768),
+    Setting(3, 700, 1500),
+]
+
+
+def seconds(call: Callable[..., object], *arguments: object) -> float:
+    start = time.process_time()
+    call(*arguments)
+    return time.process_time() - start
+
+
+def prepared(setting: Setting) -> Objective:
+    """The equation with so many samples and weights."""
+    torch.set_num_threads(1)
+    torch.set_default_dtype(torch.float64)
+    torch.manual_seed(0)
+    terms = burgers().terms
+    edges = setting.samples // 5
+    counts = {"interior": setting.samples - edges, "edges": edges}
+    terms = {name: replace(term, count=counts[name]) for name, term in terms.items()}
+    return Objective(network(2, setting.width, setting.layers), **terms)
+
+
+def peak() -> str:
+    return f"{resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20:.2f}"
+
+
+def adam_memory(setting: Setting) -> str:
+    """The peak memory of steps of Adam, measured in a separate process."""
+    objective = prepared(setting)
+    optimizer = Adam(objective.model.parameters())
+    for _ in range(3):
+        optimizer.step(objective)
+    return peak()
+
+
+def measure(setting: Setting) -> list[str]:
+    """A row of the table, measured in a separate process."""
+    with ExitStack() as changed:
+        changed.enter_context(patch.object(plan, "ROWS", setting.samples // 3))
+        if setting.dense:
+            changed.enter_context(patch.object(rows, "LARGE", float("inf")))
+        objective = prepared(setting)
+        plain = Objective(objective.model, **objective.terms)
+        model = objective.model
+        optimizer = GaussNewton(Adam(model.parameters()))
+        optimizer.step(objective)
+        jumps: list[float] = []
+        gradients: list[float] = []
+        while len(jumps) < JUMPS:
+            before = optimizer.stats.counts["attempted"]
+            spent = seconds(optimizer.step, objective)
+            if optimizer.stats.counts["attempted"] > before:  # not a step of the base
+                jumps.append(spent)
+            gradients.append(seconds(plain))
+    jump, gradient = median(jumps), median(gradients)
+    weights = sum(p.numel() for p in model.parameters())
+    kind = "dense" if setting.dense else "as chosen"
+    size = f"{setting.layers} x {setting.width}", f"{weights:,}", f"{setting.samples:,}"
+    latest = optimizer.stats.latest
+    assert latest is not None
+    return [*size, str(latest.rank), kind, f"{1e3 * jump:.0f}", f"{jump / gradient:.2f}", peak()]
+
+
+def main() -> None:
+    columns = ["network", "weights", "samples", "rows", "storage", "ms", "jump, in gradients", "peak GB", "of Adam"]
+    found = []
+    for setting in SETTINGS:
+        with get_context("spawn").Pool(1) as alone:
+            row = alone.apply(measure, (setting,))
+        with get_context("spawn").Pool(1) as alone:
+            found.append([*row, alone.apply(adam_memory, (setting,))])
+    print(header())
+    print(table(found, columns))
+
+
+if __name__ == "__main__":
+    main()

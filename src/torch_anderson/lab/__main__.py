@@ -1,8 +1,0 @@
-"""``python -m torch_anderson.lab``: the same as ``torch-anderson``."""
-
-import sys
-
-from .cli import main
-
-if __name__ == "__main__":
-    sys.exit(main())
