@@ -4,11 +4,9 @@ import math
 
 import pytest
 import torch
-from driven import EAGER
 from torch import nn
 from torch.func import grad, hessian, jacrev, jvp
 from torch.optim import LBFGS, SGD, Adam
-from training import assert_same, counts, weights
 
 from torch_anderson import GaussNewton, Objective, Term
 
@@ -79,12 +77,6 @@ def test_loss_and_gradients_are_those_of_the_ordinary_way():
     torch.testing.assert_close([p.grad for p in model.parameters()], [p.grad for p in twin.parameters()])
 
 
-def test_residuals_have_means_of_squares_that_add_up_to_the_loss():
-    closure = equation(network()).draw()
-    assert sum(r.square().mean() for r in closure.residuals()) == pytest.approx(closure.loss().item())
-    assert not any(r.requires_grad for r in closure.residuals())
-
-
 @pytest.mark.parametrize("kind", [tuple, list, dict])
 def test_several_residuals_of_a_sample_add_up(kind):
     model = network(3)
@@ -98,7 +90,6 @@ def test_several_residuals_of_a_sample_add_up(kind):
     expected = model(x)[:, 0].square().mean() + jacobians.square().sum((1, 2)).mean()
     closure = Objective(model, only=Term(function, x)).draw()
     torch.testing.assert_close(closure.loss(), expected)
-    assert sum(r.square().mean() for r in closure.residuals()) == pytest.approx(expected.item())
 
 
 def test_u_is_a_scalar_for_one_output_and_a_vector_for_several():
@@ -120,13 +111,12 @@ def test_complex_residuals_count_by_their_absolute_values():
     model, x = network(2), points(6)
     found = Objective(model, only=Term(lambda u, point: torch.view_as_complex(u(point)), x)).draw()
     torch.testing.assert_close(found.loss(), model(x).square().sum(1).mean())
-    assert found.residuals()[0].abs().square().mean() == pytest.approx(found.loss().item())
 
 
 def test_dropout_gives_each_sample_its_own_mask():
     model = network(1, nn.Dropout(0.5))
-    (values,) = Objective(model, only=Term(lambda u, point: u(point), torch.ones(50, 2).double())).draw().residuals()
-    assert len(values.unique()) > 10
+    closure = Objective(model, only=Term(lambda u, point: u(point), torch.ones(50, 2).double())).draw()
+    assert len(closure._evaluated("only")[0].unique()) > 10
 
 
 # ------------------------------------------------------------------------------------------------------- the samples
@@ -174,119 +164,19 @@ def test_it_is_a_closure_for_other_optimizers(make):
     assert objective.draw().loss().item() < 0.9 * before
 
 
-# -------------------------------------------------------------------------- with GaussNewton's directions of history
-
-HISTORY = {"directions": "history", **EAGER}
-
-
-def driven_by(give, base=lambda p: Adam(p, lr=5e-3), steps=60, **options):
-    """A model trained on samples that are drawn anew at each step, given in one way or another."""
-    model = network()
-    optimizer = GaussNewton(base(model.parameters()), **{**HISTORY, **options})
-    objective = equation(model)
-    torch.manual_seed(1)
-    for _ in range(steps):
-        give(optimizer, objective, model)
-    return model, optimizer
-
-
-def by_hand(optimizer, objective, model):
-    """The loss and its residuals written down the ordinary way."""
-    inner, rim = points(40), edge(10)
-
-    def outputs():
-        return burgers_by_autograd(model, inner), 3.0**0.5 * (model(rim[0])[:, 0] - rim[1])
-
-    optimizer.zero_grad()
-    loss_by_autograd(model, inner, rim).backward()
-    optimizer.step(outputs=outputs)
-
-
-def by_name(optimizer, objective, model):
-    inner, rim = points(40), edge(10)
-    optimizer.step(objective(interior=inner, edge=rim))
-
-
-def ahead(optimizer, objective, model):
-    closure = objective.draw()
-    optimizer.set_batch(outputs=closure)
-    closure()
-    optimizer.step()
-
-
-def whole(optimizer, objective, model):
-    optimizer.step(objective)
-
-
-def test_an_objective_needs_no_outputs_and_trains_as_the_ordinary_way():
-    model, optimizer = driven_by(whole)
-    twin, expected = driven_by(by_hand)
-    assert expected.stats.counts["accepted"] > 0
-    assert counts(optimizer) == counts(expected)
-    torch.testing.assert_close(weights(model), weights(twin), rtol=1e-3, atol=1e-4)
-
-
-@pytest.mark.parametrize("give", [by_name, ahead])
-def test_samples_may_come_with_the_step_or_before_it(give):
-    model, optimizer = driven_by(give)
-    twin, expected = driven_by(whole)
-    assert_same(weights(model), weights(twin))
-    assert counts(optimizer) == counts(expected)
-
-
-def test_the_base_and_the_jump_see_the_same_samples_however_often_the_base_asks():
-    drawn, seen = [], []
-    model = network()
-
-    def looked_at(u, point):
-        seen.append(len(drawn))
-        return u(point) - 1
-
-    objective = Objective(model, only=Term(looked_at, recorded(drawn), count=8))
-    optimizer = GaussNewton(LBFGS(model.parameters(), lr=0.1, max_iter=3), **HISTORY)
-    for _ in range(20):
-        optimizer.step(objective)
-    assert optimizer.stats.counts["attempted"] > 0
-    assert len(drawn) == 20
-    assert seen == sorted(seen) and len(seen) > 60
-
-
-def test_jumps_help_on_samples_that_stay():
-    torch.manual_seed(5)
-    inner, rim = points(40), edge(10)
-
-    def on_these(optimizer, objective, model):
-        optimizer.step(objective(interior=inner, edge=rim))
-
-    (model, optimizer), (plain, idle) = driven_by(on_these, steps=150), driven_by(on_these, steps=150, forward_cost=1e9)
-    ours, theirs = (loss_by_autograd(net, inner, rim).item() for net in (model, plain))
-    assert optimizer.stats.counts["accepted"] > 5
-    assert idle.stats.counts["attempted"] <= 1  # too expensive to be tried again
-    assert ours < 0.5 * theirs
-
-
 def test_buffers_stay_what_they_are_under_vmap():
     """The modules are called within vmap and grad: what is kept of their buffers must survive both."""
     model = network(1, nn.BatchNorm1d(10)).eval()
     with torch.no_grad():
         model[2].running_mean.uniform_()
     kept = {name: buffer.clone() for name, buffer in model.named_buffers()}
-    optimizer = GaussNewton(SGD(model.parameters(), lr=1e-3), **HISTORY)
+    optimizer = GaussNewton(SGD(model.parameters(), lr=1e-3))
     objective = equation(model)
     for _ in range(30):
         optimizer.step(objective)
     assert optimizer.stats.counts["attempted"] > 0
     assert all(torch.equal(buffer, kept[name]) for name, buffer in model.named_buffers())
     assert all(type(buffer) is torch.Tensor for buffer in model.buffers())
-
-
-def test_a_loss_other_than_residuals_is_refused_with_an_objective():
-    model = network()
-    optimizer = GaussNewton(SGD(model.parameters(), lr=0.1), loss="mse")
-    before = weights(model)
-    with pytest.raises(ValueError, match=r"Invalid loss: 'mse'.*'residual' with an Objective"):
-        optimizer.step(equation(model))
-    assert_same(weights(model), before)
 
 
 # ------------------------------------------------------------------------------------------------------- what is wrong
@@ -348,16 +238,3 @@ def test_a_function_that_is_no_residual_is_refused_with_advice(name):
     function, error, message = FUNCTIONS[name]
     with pytest.raises(error, match=f"(?s){message}"):
         Objective(network(), only=Term(function, points, count=5))()
-
-
-def test_residuals_that_are_not_finite_later_make_plain_steps():
-    model = network()
-    bad = []
-    function = lambda u, point: u(point) + (float("nan") if bad else 0.0)  # noqa: E731
-    optimizer = GaussNewton(SGD(model.parameters(), lr=1e-2), **HISTORY)
-    objective = Objective(model, only=Term(function, points, count=5))
-    for _ in range(15):
-        optimizer.step(objective)
-    bad.append(True)
-    optimizer.step(objective)
-    assert optimizer.stats.counts["skipped_nonfinite_outputs"] == 1

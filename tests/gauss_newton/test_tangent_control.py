@@ -11,7 +11,7 @@ from torch_anderson import GaussNewton, Objective, Term
 from torch_anderson._gauss_newton import jump
 from torch_anderson._gauss_newton.batch import Convex
 from torch_anderson._gauss_newton.rows import Memory
-from torch_anderson._gauss_newton.tangent_state import TangentState
+from torch_anderson._gauss_newton.state import GaussNewtonState
 
 ONES = torch.ones(6, 1, dtype=torch.float64)
 
@@ -25,7 +25,7 @@ class Found:
 
 
 def test_damping_is_a_thousandth_of_the_loss_for_each_block_and_more_where_all_samples_are_fitted():
-    state = TangentState(share=0.3)
+    state = GaussNewtonState()
     assert state.damping(2.0, 1e3, all_fitted=False) == pytest.approx(0.002)
     assert state.damping(2.0, 1e3, all_fitted=True) == pytest.approx(0.1)
     state.blocks = 3.2
@@ -33,14 +33,14 @@ def test_damping_is_a_thousandth_of_the_loss_for_each_block_and_more_where_all_s
 
 
 def test_damping_is_at_most_a_hundredth_of_the_trace_unless_jumps_are_refused():
-    state = TangentState(share=0.3)
+    state = GaussNewtonState()
     assert state.damping(2.0, 0.5, all_fitted=True) == pytest.approx(0.005)
     state.refuse()
     assert state.damping(2.0, 0.5, all_fitted=True) == pytest.approx(0.015)
 
 
 def test_refused_jumps_triple_the_damping_and_halve_the_length_and_accepted_ones_undo_it():
-    state = TangentState(share=0.3, length=0.5)
+    state = GaussNewtonState(length=0.5)
     state.refuse()
     state.refuse()
     assert state.damping(1.0, 1e3, all_fitted=False) == pytest.approx(0.009) and state.length == 0.125
@@ -56,16 +56,16 @@ def test_refused_jumps_triple_the_damping_and_halve_the_length_and_accepted_ones
 
 @pytest.mark.parametrize("gap, factor", [(0.55, 1.04), (0.65, 1.0), (0.8, 1 / 1.04)])
 def test_rows_follow_how_much_the_loss_falls_on_samples_that_were_not_fitted(gap, factor):
-    state = TangentState(share=0.3, jumps=10, blocks=2.0)
+    state = GaussNewtonState(jumps=10, blocks=2.0)
     state.adapt_rows(fitted=1.0, unseen=gap, most=9.0)
     assert state.blocks == pytest.approx(2 * factor)
-    early = TangentState(share=0.3, jumps=9, blocks=2.0)
+    early = GaussNewtonState(jumps=9, blocks=2.0)
     early.adapt_rows(fitted=1.0, unseen=gap, most=9.0)
     assert early.blocks == 2.0
 
 
 def test_rows_stay_within_their_limits():
-    state = TangentState(share=0.3, jumps=10, blocks=2.0)
+    state = GaussNewtonState(jumps=10, blocks=2.0)
     for _ in range(50):
         state.adapt_rows(fitted=1.0, unseen=0.0, most=4.0)
     assert state.blocks == 4.0
@@ -128,23 +128,6 @@ def test_a_loss_without_curvature_counts_as_the_parabola_that_falls_to_zero():
 # ------------------------------------------------------------------------------------------ who makes the next step
 
 
-def test_after_base_steps_that_were_undone_the_next_is_tried_ever_later_until_one_is_kept():
-    state, trials = TangentState(share=0.3, jumps=50, next_trial=200), []
-    for _ in range(4):
-        state.book_harm(True)
-        trials.append(state.next_trial - state.jumps)
-        state.distrust()
-        assert state.trusted and not state.wait  # jumps go on
-        state.jumps = state.next_trial
-        state.next_trial = 10**6
-    assert trials == [2, 4, 8, 16]
-    state.book_harm(False)
-    state.distrust()
-    assert not state.trusted and state.wait == 1
-    state.distrust()
-    assert state.wait >= 10
-
-
 class Counting(SGD):
     made = 0
 
@@ -185,11 +168,11 @@ def test_base_steps_that_more_than_double_the_loss_are_undone(growth, undone):
 
 
 def test_jumps_go_on_while_they_gain_a_fifth_of_what_base_steps_gain():
-    state = TangentState(share=0.3, base_rate=1.0, jump_rate=0.21)
-    state.decide(budget=0.3)
+    state = GaussNewtonState(base_rate=1.0, jump_rate=0.21)
+    state.decide()
     assert state.wait == 0
-    state = TangentState(share=0.3, base_rate=1.0, jump_rate=0.19, cost=2.1)
-    state.decide(budget=0.3)
+    state = GaussNewtonState(base_rate=1.0, jump_rate=0.19, cost=2.1)
+    state.decide()
     assert state.share == pytest.approx(0.2) and state.wait == 9  # 2.1 (1 - 0.2) / 0.2, rounded up
 
 

@@ -8,10 +8,9 @@ from torch import nn
 from torch.func import hessian
 from torch.nn.functional import binary_cross_entropy, binary_cross_entropy_with_logits, cross_entropy, huber_loss
 from torch.optim import Adam
-from torch.utils.data import DataLoader, TensorDataset
 
 from torch_anderson import GaussNewton, Objective, Term
-from torch_anderson._gauss_newton.batch import Batch, Convex, Squares
+from torch_anderson._gauss_newton.batch import Convex
 
 
 def network(inputs, width, *last):
@@ -85,45 +84,6 @@ def test_a_matrix_alone_may_be_trained():
     points = torch.randn(60, 150)
     optimizer = GaussNewton(Adam(model.parameters()))
     assert train(optimizer, Objective(model, fit=Term(lambda u, x: u(x)[0] - x[0].sin(), points)), 30) < 1e-6
-
-
-# ------------------------------------------------------------------------------------------------------ in batches
-
-
-def test_base_steps_do_not_ruin_a_fit_to_batches_of_data():
-    torch.manual_seed(2)
-    x = torch.rand(1500, 2, dtype=torch.float64)
-    y = torch.sin(3 * x[:, 0]) * x[:, 1]
-    model = network(2, 16)
-    objective, optimizer = Objective(model, fit=Term(misfit, (x, y))), GaussNewton(Adam(model.parameters(), lr=1e-3))
-    losses = []
-    for _ in range(60):
-        for batch in DataLoader(TensorDataset(x, y), batch_size=500, shuffle=True):
-            optimizer.step(objective(fit=tuple(batch)))
-            with torch.no_grad():
-                losses.append(float((model(x)[:, 0] - y).square().mean()))
-    assert min(losses) < 1e-8
-    assert sum(loss > 1e4 * min(losses) for loss in losses[-60:]) <= 6
-
-
-def test_one_sample_leaves_all_in_doubt():
-    samples = {"fit": (torch.zeros(1, 1),), "start": (torch.zeros(1, 1),)}
-    one, other = ({name: torch.full((1, 1), value) for name in samples} for value in (1.0, 2.0))
-    numbers = [dict.fromkeys(samples, value) for value in (0, 1.0, Squares())]
-    for given, doubt in ((("fit",), torch.inf), ((), 0.0)):
-        batch = Batch(samples, *numbers, given)
-        assert float(batch.doubt(one, other)) == doubt
-
-
-def test_jumps_on_batches_of_one_noisy_sample_are_not_trusted():
-    torch.manual_seed(0)
-    model = network(1, 8)
-    optimizer = GaussNewton(Adam(model.parameters(), lr=1e-3))
-    objective = Objective(model, fit=Term(misfit, (torch.zeros(1, 1).double(), torch.zeros(1).double())))
-    for _ in range(300):
-        x = torch.rand(1, 1, dtype=torch.float64)
-        optimizer.step(objective(fit=(x, x[:, 0] + torch.randn(1, dtype=torch.float64))))
-    assert optimizer.stats.counts["attempted"] and not optimizer.stats.counts["accepted"]
 
 
 # ---------------------------------------------------------------------------------------------------- other losses

@@ -8,7 +8,7 @@ from torch.optim import SGD, Adam
 from training import assert_same, weights
 
 from torch_anderson import GaussNewton, Objective, Term
-from torch_anderson._gauss_newton.tangent_state import TangentState
+from torch_anderson._gauss_newton.state import GaussNewtonState
 
 # ------------------------------------------------------------------------------------------------- who makes the steps
 
@@ -37,43 +37,11 @@ def test_the_base_makes_a_step_now_and_then_which_is_undone_if_it_is_worse():
     assert losses[-1] < 1e-3 * losses[0]
 
 
-def test_it_rests_where_jumps_fit_the_noise_of_their_batch():
-    """Labels without any pattern, in small batches: what fits one batch is wrong for the next."""
-    torch.manual_seed(0)
-    model = nn.Sequential(nn.Linear(5, 20), nn.Tanh(), nn.Linear(20, 1)).double()
-    objective = Objective(model, only=Term(lambda u, x, y: u(x) - y, (torch.zeros(1, 5).double(), torch.zeros(1))))
-    optimizer = GaussNewton(SGD(model.parameters(), lr=0.05))
-    for _ in range(300):
-        batch = torch.randn(12, 5, dtype=torch.float64), torch.randn(12, dtype=torch.float64)
-        optimizer.step(objective(only=batch))
-    assert optimizer.stats.counts["attempted"] < 60
-    assert optimizer.stats.gauges()["wait"] > 20
-
-
-@pytest.mark.parametrize("options", [{}, {"directions": "tangent"}, {"directions": "history"}])
-def test_an_objective_means_the_tangent_unless_the_history_is_asked_for(options):
-    _, optimizer, objective = driven(**options)
-    optimizer.step(objective)
-    assert optimizer.stats.counts["attempted"] == (0 if options.get("directions") == "history" else 1)
-
-
-def test_outputs_mean_the_history():
-    model = network()
-    optimizer = GaussNewton(SGD(model.parameters(), lr=1e-2), budget=0.9)
-    x = torch.rand(20, 1, dtype=torch.float64)
-    for _ in range(30):
-        optimizer.zero_grad()
-        (model(x) - 1).square().mean().backward()
-        optimizer.step(outputs=lambda: model(x) - 1)
-    assert "differences" in optimizer.stats.gauges() and optimizer.stats.counts["attempted"] > 0
-
-
-def test_samples_given_ahead_serve_a_step_without_closure():
-    _, optimizer, objective = driven(directions="tangent")
+def test_an_objective_given_ahead_serves_a_step_without_closure():
+    _, optimizer, objective = driven()
     for _ in range(60):
-        closure = objective.draw()
-        optimizer.set_batch(outputs=closure)
-        loss = closure()
+        optimizer.set_batch(objective)
+        loss = objective()
         optimizer.step()
     assert optimizer.stats.counts["accepted"] > 5 and loss < 1e-3
 
@@ -112,14 +80,13 @@ def test_a_group_may_be_added_on_the_way():
     assert not torch.equal(model[2].weight, kept)
 
 
-def test_samples_given_during_the_base_step_serve_a_jump_after_it():
+def test_an_objective_given_during_the_base_step_serves_a_jump_after_it():
     """As with Lightning, whose closure runs the training step."""
-    _, optimizer, objective = driven(directions="tangent")
+    _, optimizer, objective = driven()
 
     def closure():
-        drawn = objective.draw()
-        optimizer.set_batch(outputs=drawn)
-        return drawn()
+        optimizer.set_batch(objective)
+        return objective()
 
     for _ in range(60):
         loss = optimizer.step(closure)
@@ -158,30 +125,6 @@ def test_samples_stay_with_other_optimizers_if_asked_to(retain, kept):
     assert set(objective.retained) == kept  # fixed samples stay anyway
 
 
-def test_given_samples_are_the_only_ones_of_their_term():
-    model, seen = network(), []
-
-    def looked_at(u, t):
-        seen.append(t)
-        return decay(u, t)
-
-    sampler = Points()
-    objective = equation(model, inside=Term(looked_at, sampler, count=30))
-    optimizer = GaussNewton(Adam(model.parameters()))
-    for _ in range(60):
-        loss = optimizer.step(objective(inside=torch.rand(30, 1, dtype=torch.float64)))
-    assert not sampler.drawn and loss < 1e-3
-
-
-def test_samples_given_for_one_step_do_not_replace_fixed_ones():
-    _, optimizer, objective = driven()
-    other = torch.full((4, 1), 7.0, dtype=torch.float64)
-    for _ in range(12):
-        optimizer.step(objective(start=other, inside=torch.rand(30, 1, dtype=torch.float64)))
-    assert optimizer.stats.counts["attempted"] > 0
-    assert torch.equal(objective.draw().bound["start"][0], torch.zeros(1, 1, dtype=torch.float64))
-
-
 def test_more_samples_are_drawn_while_jumps_fit_only_their_own():
     _, optimizer, objective = driven()
     train(optimizer, objective, 2)
@@ -212,19 +155,45 @@ def test_fixed_samples_are_all_fitted_at_once_where_they_are_few_for_the_weights
 
     optimizer = GaussNewton(Adam(model.parameters()))
     optimizer.step(Objective(model, fit=Term(fit, torch.rand(count, 1, dtype=torch.float64))))
-    residuals, state = optimizer._driver.residuals, optimizer._driver.state
-    found = optimizer._driver.plan(residuals, {}, state.whole_blocks)
+    residuals, state = optimizer._driver.traces[0], optimizer._driver.state
+    found = optimizer._driver.plan(residuals, state.whole_blocks)
     assert 2 * found.fitted["fit"] == fitted
 
 
 def test_a_lucky_base_step_does_not_outlive_many_that_gain_nothing():
     """Jumps that gain a little go on as soon as a stretch of base steps has shown that these gain nothing."""
-    state = TangentState(share=0.3, cost=5.0, jump_rate=0.01)
+    state = GaussNewtonState(cost=5.0, jump_rate=0.01)
     state.since = 1
     state.book_base(0.8)
-    state.decide(0.3)
+    state.decide()
     assert state.wait > 5
     state.since = state.wait
     state.book_base(0.0)
-    state.decide(0.3)
+    state.decide()
     assert state.wait == 0
+
+
+# ------------------------------------------------------------------------------------- samples for one step
+
+
+@pytest.mark.parametrize("closure", [lambda objective, x: objective(inside=x), lambda objective, _: objective.draw()])
+def test_steps_on_samples_of_their_own_are_the_bases_and_that_is_said_once(closure, caplog):
+    """Each sees its own samples only: a jump would fit their noise."""
+    (model, optimizer, objective), (twin, _, other) = driven(), driven()
+    base = Adam(twin.parameters(), lr=1e-3)
+    for step in range(20):
+        x = torch.rand(30, 1, dtype=torch.float64, generator=torch.Generator().manual_seed(step))
+        for one, wanted in ((optimizer, objective), (base, other)):
+            torch.manual_seed(step)
+            one.step(closure(wanted, x))
+    assert_same(weights(model), weights(twin))
+    assert optimizer.stats.counts["skipped_given_samples"] == 20
+    assert caplog.text.count("given for this step alone") == 1
+
+
+def test_jumps_go_on_after_steps_on_samples_of_their_own():
+    _, optimizer, objective = driven()
+    for _ in range(5):
+        optimizer.step(objective(inside=torch.rand(30, 1, dtype=torch.float64)))
+    assert train(optimizer, objective, 20)[-1] < 1e-4
+    assert optimizer.stats.counts["accepted"] > 10

@@ -40,7 +40,7 @@ def measured(model, function=fit_sine, loss=None, points=X, fitted=20, weight=2.
     here = residuals.read()
     batch = Batch(samples, {"only": fitted}, {"only": weight}, residuals.misfits(here, samples))
     count = fitted * residuals.terms["only"].size, here.device
-    return jump.measure(residuals, batch, Ranks(), here, {"only": None}, Rows(residuals.layout, *count, Memory()))
+    return jump.measure(residuals, batch, Ranks(), here, Rows(residuals.layout, *count, Memory()))
 
 
 def dense(model, function, points, weight=2.0):

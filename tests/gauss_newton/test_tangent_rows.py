@@ -8,8 +8,8 @@ from torch import nn
 from torch.func import grad, hessian, jacrev, jvp
 
 from torch_anderson import GaussNewton, Objective, Term
+from torch_anderson._gauss_newton import driver
 from torch_anderson._gauss_newton import rows as storage
-from torch_anderson._gauss_newton import tangent
 from torch_anderson._gauss_newton.residuals import Residuals
 from torch_anderson._gauss_newton.rows import Layout, Memory, Normal, Rows, symmetric_product
 from torch_anderson._ranks.ranks import Ranks
@@ -202,7 +202,7 @@ def test_a_function_that_changes_is_noticed():
 def test_rows_are_stored_anew_for_a_function_that_has_changed(monkeypatch):
     monkeypatch.setattr(storage, "LARGE", 0)
     monkeypatch.setattr(storage, "_cheap", lambda *_: True)
-    monkeypatch.setattr(tangent, "RECHECK", 2)
+    monkeypatch.setattr(driver, "RECHECK", 2)
     torch.manual_seed(0)
     model, twice = mlp().double(), []
     points = torch.rand(30, 2, dtype=torch.float64)
@@ -308,7 +308,7 @@ def test_constants_that_a_residual_makes_do_not_keep_it_from_float64(caplog):
         objective = Objective(model, slope=Term(slope, points))
         optimizer = GaussNewton(torch.optim.Adam(model.parameters()))
         optimizer.step(objective)
-        return optimizer._driver.residuals.dtype
+        return optimizer._driver.traces[0].dtype
 
     assert prepared(lambda x: torch.tensor([1.0])) == torch.float64
     assert not caplog.records

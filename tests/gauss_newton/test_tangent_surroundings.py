@@ -184,17 +184,6 @@ def test_an_empty_residual_and_a_model_of_two_outputs_are_refused():
 # Calls
 
 
-@pytest.mark.parametrize("directions", ["tangent", "auto"])
-def test_outputs_are_refused_where_jumps_need_rows(directions):
-    model = network()
-    optimizer = GaussNewton(SGD(model.parameters(), lr=0.1), directions=directions)
-    if directions == "auto":
-        optimizer.step(Objective(model, fit=Term(sine, X)))
-    for give in (optimizer.step, optimizer.set_batch):
-        with pytest.raises(TypeError, match="Objective"):
-            give(outputs=lambda: model(X))
-
-
 def test_an_objective_after_plain_steps_is_solved_along_the_tangent():
     model = network()
     optimizer, objective = GaussNewton(Adam(model.parameters())), Objective(model, fit=Term(sine, X))
@@ -235,7 +224,7 @@ def test_many_outputs_of_a_sample_take_no_more_memory_than_their_rows():
     sizes = []
     seen = term._seen
     term._seen = lambda *arguments: sizes.append(seen(*arguments)) or sizes[-1]
-    term.prepare([p.detach() for p in model.parameters()], (torch.randn(20, 100, dtype=torch.float64),))
+    term.prepare([p.detach() for p in model.parameters()], (torch.randn(20, 100, dtype=torch.float64),), traces=True)
     assert term.factors is not None
     assert {found.shape[0] for found in sizes} == {8}
 
@@ -259,9 +248,9 @@ def test_samples_of_a_step_that_failed_do_not_serve_the_next_one():
     def broken(u, x):
         raise RuntimeError("no residual today")
 
-    optimizer = GaussNewton(SGD(model.parameters(), lr=1e-3), directions="tangent")
+    optimizer = GaussNewton(SGD(model.parameters(), lr=1e-3))
     with pytest.raises(RuntimeError, match="no residual today"):
         optimizer.step(Objective(model, fit=Term(broken, X))(fit=X))
     model(X).square().mean().backward()
     optimizer.step()
-    assert optimizer.stats.counts["skipped_no_outputs"] == 1
+    assert optimizer.stats.counts["skipped_no_objective"] == 1

@@ -7,9 +7,9 @@ generalised Gauss-Newton method. For squares, r = z and L = 1.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from math import inf, sqrt
+from math import sqrt
 
 import torch
 from torch import Tensor
@@ -117,13 +117,16 @@ class Batch:
     factors: dict[str, float]
     """Factors of the terms in the loss."""
     misfits: dict[str, Squares | Convex]
-    given: Collection[str] = ()
-    """Terms whose samples are for one step only."""
     first: dict[str, Samples] = field(init=False)
     """The samples that are fitted."""
 
     def __post_init__(self) -> None:
         self.first = {name: tuple(x[: self.fitted[name]] for x in samples) for name, samples in self.samples.items()}
+
+    @property
+    def others(self) -> int:
+        """Number of samples that are not fitted."""
+        return sum(len(x[0]) for x in self.samples.values()) - sum(self.fitted.values())
 
     def seen(self, values: Values) -> Values:
         """The outputs of fitted samples."""
@@ -140,18 +143,6 @@ class Batch:
             each, fitted = self.misfits[name].each(outputs), self.fitted[name]
             parts = each, each[:fitted], each[fitted:]
             found += self.factors[name] * torch.stack([x.sum() / max(len(x), 1) for x in parts]).double().cpu()
-        return found
-
-    def doubt(self, one: Values, other: Values) -> Tensor:
-        """The variance of the change of the loss from some outputs to others, as one of means over samples.
-
-        It is unknown, infinite, where a step has one sample.
-        """
-        given = [len(self.samples[name][0]) for name in self.given]
-        found = torch.tensor(inf if given and max(given) == 1 else 0.0, dtype=torch.float64, device="cpu")
-        for name, misfit in self.misfits.items():
-            change = self.factors[name] * (misfit.each(other[name]) - misfit.each(one[name])).double().cpu()
-            found += change.var(correction=0) / max(len(change) - 1, 1)
         return found
 
     def along(self, start: Values, slope: Values, bend: Values, lengths: Tensor) -> Tensor:

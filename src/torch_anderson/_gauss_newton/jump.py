@@ -14,11 +14,11 @@ import torch
 from torch import Tensor
 
 from .._ranks.ranks import Ranks
-from .._tensors.evaluate import Unusable, agreeing
 from .batch import Batch, Values, weighted_change
 from .residuals import Residuals
 from .rows import Memory, Normal, Rows
 from .term import Samples
+from .unusable import Unusable, agreeing
 
 MOMENTUM = 0.5
 """mu."""
@@ -32,8 +32,6 @@ NEAR = 1.6
 """The expected minimum is not tried within this factor of a length that was."""
 MOST = 6
 """Lengths that are tried while the loss does not fall."""
-SEEN, MUCH = 4, 1e-3
-"""Known outputs of a term that are evaluated again, and how much may be different, relative to the largest."""
 GRID = 2.0 ** torch.linspace(-3, 2, 101, dtype=torch.float64, device="cpu")
 
 
@@ -65,11 +63,13 @@ class Model:
     """|r|^2 over all ranks."""
     trace: float
     """The sum of squared lengths of rows over all ranks, as |r|^2."""
+    others: float
+    """Number of samples that are not fitted, as a mean over ranks."""
 
     @property
     def all_fitted(self) -> bool:
         """Whether there are no other samples, which would show that a jump fits its samples alone."""
-        return not self.unseen
+        return not self.others
 
     @property
     def probes(self) -> int:
@@ -107,12 +107,10 @@ class Move:
         return length * self.jump + length**2 / 2 * self.bend + length**3 / 6 * self.twist
 
 
-def measure(
-    residuals: Residuals, batch: Batch, ranks: Ranks, weights: Tensor, known: dict[str, Tensor | None], rows: Rows
-) -> Model:
-    """Evaluate outputs where they are not known, and rows of fitted samples."""
+def measure(residuals: Residuals, batch: Batch, ranks: Ranks, weights: Tensor, rows: Rows) -> Model:
+    """Evaluate the outputs of all samples, and rows of fitted ones."""
     with agreeing(ranks):
-        values = _completed(residuals, batch, weights, known)
+        values = residuals.values(weights, batch.samples)
         seen = batch.seen(values)
         right, sums = batch.expand(seen)
         if not all(x.isfinite().all() for x in (right, *values.values())):
@@ -122,34 +120,9 @@ def measure(
             raise Unusable("nonfinite_outputs", "the loss of some sample is not finite")
         residuals.rows(weights, batch.first, sums, rows)
     squares = torch.stack([right @ right, rows.squares()]).double().cpu()
-    found = ranks.mean(torch.cat([losses, squares])).tolist()
+    others = torch.tensor([float(batch.others)], dtype=torch.float64, device="cpu")
+    found = ranks.mean(torch.cat([losses, squares, others])).tolist()
     return Model(residuals, batch, ranks, weights, values, seen, rows, right, sums, *found)
-
-
-def _completed(residuals: Residuals, batch: Batch, weights: Tensor, known: dict[str, Tensor | None]) -> Values:
-    """The outputs of all samples: those that are known, and others, which are evaluated.
-
-    Some known ones are evaluated again: the function may depend on something that has changed since.
-    """
-    values, wanted = {}, {}
-    for name, samples in batch.samples.items():
-        found, shape = known[name], (len(samples[0]), residuals.terms[name].size)
-        values[name] = weights.new_full(shape, torch.nan) if found is None else found
-        missing = values[name].isnan().any(1)
-        wanted[name] = torch.cat([missing.nonzero()[:, 0], (~missing).nonzero()[:SEEN, 0]])
-    some = {name: tuple(x[i] for x in batch.samples[name]) for name, i in wanted.items()}
-    evaluated = residuals.values(weights, some)
-    if any(_differ(values[name][wanted[name]], value) for name, value in evaluated.items()):
-        return residuals.values(weights, batch.samples)
-    for name, value in evaluated.items():
-        values[name][wanted[name]] = value
-    return values
-
-
-def _differ(known: Tensor, found: Tensor) -> bool:
-    """Whether outputs are not those that are known, some of them: NaN where they are not; whatever rounding does."""
-    change = (found - known).abs().nan_to_num(0.0, torch.inf)
-    return bool((change > MUCH * known.abs().nan_to_num(0.0).amax()).any()) if len(known) else False
 
 
 def fit(model: Model, before: Tensor, damping: float, length: float, memory: Memory) -> Move:

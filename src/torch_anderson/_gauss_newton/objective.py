@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from math import sqrt
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from .._ranks.ranks import Ranks
 from .retained import Retained
 from .term import ADVICE, Samples, Term, at_point, checked_samples
 
@@ -65,10 +65,6 @@ class Objective:
         """Trained tensors that the loss depends on but that are not the model's: their gradients are zeroed too."""
         self.retained: dict[str, Retained] = {}
         """Samples of the last evaluation, by the names of terms."""
-        self.at: Tensor | None = None
-        """The weights for which retained residuals hold."""
-        self._orders: dict[str, Tensor] = {}
-        """Where samples were before they were last shuffled."""
 
     def __call__(self, **samples: Any) -> Any:
         """Zero the gradients, draw samples, compute the loss and its gradient; or make a closure for given samples."""
@@ -89,7 +85,7 @@ class Objective:
 
     def u(self, *point: Tensor) -> Tensor:
         """The model at one point."""
-        return at_point(self.model, *point)
+        return at_point(self.module, *point)
 
     @property
     def module(self) -> nn.Module:
@@ -99,74 +95,63 @@ class Objective:
     def fresh(self, name: str) -> Samples:
         """The samples of a term for a gradient; retained ones are among them if that was asked for."""
         term = self.terms[name]
-        return self.drawn(name)[0] if term.retain else term.draw(name)
+        return self.drawn(name) if term.retain else term.draw(name)
 
-    def drawn(self, name: str, count: int | None = None) -> tuple[Samples, Tensor | None]:
-        """New samples of a term, among which those with large residuals stay; and residuals where they are known."""
+    def drawn(self, name: str, count: int | None = None) -> Samples:
+        """New samples of a term, among which those with large residuals stay."""
         term, kept = self.terms[name], self.retained.get(name)
         samples = term.draw(name, count)
-        if term.fixed:
-            return samples, kept.values if kept and kept.holds(term) else None
-        if kept is None or not term.stays or not kept.fits(samples):
-            return samples, None
-        samples, values = kept.renew(samples)
-        return samples, values if kept.term is term else None
+        if term.fixed or kept is None or not term.stays or not kept.fits(samples):
+            return samples
+        return kept.renew(samples)
 
-    def examples(self, given: Mapping[str, Samples], counts: Mapping[str, int]) -> dict[str, Samples]:
-        """Samples to look at once: given or retained ones, so that a resumed run draws as an uninterrupted one."""
+    def examples(self, counts: Mapping[str, int]) -> dict[str, Samples]:
+        """Samples to look at once: retained ones where there are any; no random numbers are used up.
+
+        So a resumed run draws as an uninterrupted one.
+        """
         kept = {name: kept.samples for name, kept in self.retained.items() if kept.term is self.terms.get(name)}
-        found = {name: samples for name, samples in kept.items() if not self.terms[name].fixed} | dict(given)
-        with torch.random.fork_rng(devices=[]):  # where none are retained
-            return self.others(found, counts)
+        with torch.random.fork_rng(devices=[]):
+            return {name: kept.get(name) or term.draw(name, counts[name]) for name, term in self.terms.items()}
 
-    def others(self, given: Mapping[str, Samples], counts: Mapping[str, int]) -> dict[str, Samples]:
-        """The samples that are given, and new or fixed ones of the other terms."""
-        return {name: given.get(name) or term.draw(name, counts[name]) for name, term in self.terms.items()}
-
-    def population(
-        self, counts: Mapping[str, int], given: Mapping[str, Samples], at: Tensor
-    ) -> tuple[dict[str, Samples], dict[str, Tensor | None]]:
-        """Samples of all terms in random order, and their residuals at these weights where they are known."""
-        samples: dict[str, Samples] = {}
-        values: dict[str, Tensor | None] = {}
-        known = self.at is not None and self.at.device == at.device and torch.equal(self.at, at)
+    def population(self, counts: Mapping[str, int]) -> dict[str, Samples]:
+        """Samples of all terms in random order."""
+        found = {}
         for name in self.terms:
-            found, residuals = (given[name], None) if name in given else self.drawn(name, counts[name])
-            order = self._orders[name] = torch.randperm(len(found[0])).to(found[0].device)
-            samples[name] = tuple(x[order] for x in found)
-            values[name] = residuals[order] if known and residuals is not None else None
-        return samples, values
+            samples = self.drawn(name, counts[name])
+            order = torch.randperm(len(samples[0])).to(samples[0].device)
+            found[name] = tuple(x[order] for x in samples)
+        return found
 
-    def retain(
-        self, samples: Mapping[str, Samples], values: Mapping[str, Tensor], sizes: Mapping[str, Tensor], at: Tensor
-    ) -> None:
-        """Remember samples of ``population``: their outputs (k, p) at these weights, and sizes of residuals."""
-        self.at, self.retained = at, {}
-        for name, found in values.items():
-            term, kept = self.terms[name], (*samples[name], sizes[name], found)
-            if term.fixed:  # in their own order, so that later changes of them are noticed
-                order = self._orders[name].argsort()
-                kept = tuple(x[order] for x in kept)
-            self.retained[name] = Retained(term, kept[:-2], *kept[-2:])
+    def retain(self, samples: Mapping[str, Samples], sizes: Mapping[str, Tensor]) -> None:
+        """Remember samples of ``population`` that were drawn, and sizes of their residuals."""
+        drawn = [name for name, term in self.terms.items() if not term.fixed]
+        self.retained = {name: Retained(self.terms[name], samples[name], sizes[name]) for name in drawn}
 
     def state_dict(self) -> dict[str, Any]:
         """The retained samples: with the states of model and optimizer, all that a run needs to resume.
 
         The samplers' random numbers are the caller's: save ``torch.get_rng_state()`` or the generators in use.
         """
-        kept = {name: found for name, found in self.retained.items() if name in self.terms}
-        return {"at": self.at, "retained": {name: found.state_dict(self.terms[name]) for name, found in kept.items()}}
+        return {"retained": {name: kept.state_dict() for name, kept in self.retained.items() if name in self.terms}}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Restore the retained samples from a checkpoint."""
-        if unknown := set(state_dict["retained"]) - set(self.terms):
+        """Restore the retained samples from a checkpoint; one that does not fit raises and changes nothing."""
+        kept = state_dict.get("retained")
+        if not isinstance(kept, dict):
+            raise ValueError("Invalid state_dict: it has no 'retained'. Allowed: what objective.state_dict() returned.")
+        if unknown := set(kept) - set(self.terms):
             raise ValueError(f"The checkpoint is of another objective: it has terms {sorted(unknown)}.")
         device = next((p.device for p in self.model.parameters()), torch.device("cpu"))
-        self.at = None if state_dict["at"] is None else state_dict["at"].to(device)
-        self.retained = {
-            name: Retained.from_state_dict(self.terms[name], kept, device)
-            for name, kept in state_dict["retained"].items()
-        }
+        self.retained = {name: _loaded(name, self.terms[name], found, device) for name, found in kept.items()}
+
+
+def _loaded(name: str, term: Term, found: Any, device: torch.device) -> Retained:
+    """Undo ``Retained.state_dict``; the tensors may have been saved on another device."""
+    if not isinstance(found, dict) or not {"samples", "sizes"} <= found.keys():
+        raise ValueError(f"The checkpoint is damaged: the retained samples of {name!r} are incomplete.")
+    samples = checked_samples(f"retained samples of {name!r}", tuple(found["samples"]), len(found["sizes"]))
+    return Retained(term, tuple(x.to(device) for x in samples), found["sizes"].to(device))
 
 
 class Closure:
@@ -175,6 +160,8 @@ class Closure:
     def __init__(self, objective: Objective, given: Mapping[str, Samples]):
         self.objective = objective
         self.given = given
+        self.ranks: Ranks | None = None
+        """The ranks that average their gradients; None: those of ``DistributedDataParallel``, if that is the model."""
         self._drawn: dict[str, Samples] | None = None
 
     @property
@@ -197,7 +184,28 @@ class Closure:
             for tensor in self.objective.outside:
                 tensor.grad = None
             loss.backward()
-        return loss.detach()
+        return self._averaged(loss.detach())
+
+    def _averaged(self, loss: Tensor) -> Tensor:
+        """The mean of a loss over ranks; gradients are replaced by theirs, which are the same bits on all ranks.
+
+        ``DistributedDataParallel`` cannot do it: residuals differentiate the model itself, within ``torch.func``.
+        """
+        model = self.objective.model
+        wrapped = isinstance(model, nn.parallel.DistributedDataParallel)
+        ranks = self.ranks or Ranks(model.process_group if wrapped else None)
+        if ranks.size == 1 or not (self.ranks or wrapped):
+            return loss
+        leaves = [p for p in (*self.objective.module.parameters(), *self.objective.outside) if p.requires_grad]
+        known = torch.tensor([float(p.grad is not None) for p in leaves], dtype=torch.float64, device="cpu")
+        used = [p for p, count in zip(leaves, ranks.sum(known).tolist(), strict=True) if count]
+        for kind in dict.fromkeys((p.device, p.dtype) for p in used):
+            alike = [p for p in used if (p.device, p.dtype) == kind]
+            mine = [torch.zeros_like(p) if p.grad is None else p.grad for p in alike]
+            means = ranks.mean(torch.cat([x.reshape(-1) for x in mine])).split([p.numel() for p in alike])
+            for p, mean in zip(alike, means, strict=True):
+                p.grad = mean.view(p.shape)
+        return ranks.mean(loss)
 
     def loss(self) -> Tensor:
         """The loss, with its graph."""
@@ -216,24 +224,12 @@ class Closure:
             objective.checked, objective.outside = dict(objective.terms), _leaves_outside(objective.model, loss)
         return loss
 
-    @torch.no_grad()
-    def residuals(self) -> list[Tensor]:
-        """The residuals, scaled such that their means of squares add up to the loss; one forward pass, no graph."""
-        samples = self.draw()
-        scaled = []
-        for name, term in self.objective.terms.items():
-            if term.loss is not None:
-                raise ValueError(f"Invalid loss of term {name!r}: a function. Allowed: None with directions='history'.")
-            count = len(samples[name][0])
-            scaled += [tensor * sqrt(term.weight * tensor.numel() / count) for tensor in self._evaluated(name)]
-        return scaled
-
     def _evaluated(self, name: str) -> tuple[Tensor, ...]:
         """The residuals of a term at all samples."""
         objective, term = self.objective, self.objective.terms[name]
 
         def residual(*sample: Tensor) -> tuple[Tensor, ...]:
-            return term.outputs(name, objective.model, sample)
+            return term.outputs(name, objective.module, sample)
 
         try:
             return torch.vmap(residual, randomness="different")(*self.draw()[name])  # type: ignore[no-any-return]
@@ -259,6 +255,11 @@ def _check_first(name: str, found: tuple[Tensor, ...], model: nn.Module) -> None
 def _leaves_outside(model: nn.Module, loss: Tensor) -> list[Tensor]:
     """The tensors to which ``loss.backward()`` adds gradients, but for the model's parameters."""
     own = {id(p) for p in model.parameters()}
+    return [leaf for leaf in leaves(loss) if id(leaf) not in own]
+
+
+def leaves(loss: Tensor) -> list[Tensor]:
+    """The tensors to which ``loss.backward()`` adds gradients."""
     found, seen, waiting = [], set(), [loss.grad_fn]
     while waiting:
         node = waiting.pop()
@@ -266,7 +267,7 @@ def _leaves_outside(model: nn.Module, loss: Tensor) -> list[Tensor]:
             continue
         seen.add(node)
         leaf = getattr(node, "variable", None)
-        if leaf is not None and id(leaf) not in own:
+        if leaf is not None:
             found.append(leaf)
         waiting += [other for other, _ in node.next_functions]
     return found

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from math import ceil
 
 from .residuals import Residuals
-from .term import Samples, Term
+from .term import Term
 
 MOST_ROWS = 2.0
 """Most rows, in multiples of the number of weights ..."""
@@ -16,8 +15,8 @@ MOST_BYTES = 400e6
 ROWS = 500
 """Rows that the first jump fits, if there are as many; if samples can be drawn, at least as many as weights up to this,
 whatever number a gradient uses: with too few, jumps fit the noise of their samples."""
-DRAWN, GIVEN, FIXED = 1 / 3, 1 / 3, 1.0
-"""Shares of samples that are fitted: drawn ones, those given for one step, and fixed ones, which are all there are."""
+DRAWN, FIXED = 1 / 3, 1.0
+"""Shares of samples that are fitted: drawn ones, and fixed ones, which are all there are."""
 FIT_ALL, FEW = 1e7, 3.0
 """Fixed samples are all fitted from the first jump on if their Jacobian has no more entries than this and no more rows
 than so many times the weights: what early jumps on a part of few samples break, later ones do not mend, as no other
@@ -38,35 +37,32 @@ class Plan:
     """Residuals of the fitted samples."""
     most: float
     """The largest useful number of blocks."""
-    noisy: bool
-    """Whether every step has other samples than the last, none of which can be drawn again."""
 
 
-def planned(residuals: Residuals, given: Mapping[str, Samples], blocks: int, most_rows: float) -> Plan:
+def planned(residuals: Residuals, blocks: int, most_rows: float) -> Plan:
     """Choose numbers of samples for rows that are ``blocks`` times those of the first jump."""
     terms, sizes = residuals.objective.terms, {name: term.size for name, term in residuals.terms.items()}
-    there = {name: _available(term, given.get(name)) for name, term in terms.items()}
-    share = {name: GIVEN if name in given else FIXED if term.fixed else DRAWN for name, term in terms.items()}
+    there = {name: _available(term) for name, term in terms.items()}
+    share = {name: FIXED if term.fixed else DRAWN for name, term in terms.items()}
     rows = sum(share[name] * there[name] * max(sizes[name], 1) for name in terms)
-    growing = any(not term.fixed and name not in given for name, term in terms.items())
+    growing = not all(term.fixed for term in terms.values())
     fewest = max(rows, residuals.n) if growing else rows
     first = min(fewest, ROWS, most_rows) / rows
     most = max(1.0, most_rows / rows / first) if growing else ceil(1 / first)
     few = rows <= min(FEW * residuals.n, FIT_ALL / residuals.n)
-    fit_all = few and not given and all(term.fixed for term in terms.values())
-    blocks = ceil(most) if fit_all else min(blocks, max(1, round(most)))
+    blocks = ceil(most) if few and not growing else min(blocks, max(1, round(most)))
     fitted, total = {}, {}
     for name, term in terms.items():
-        drawn = not term.fixed and name not in given
         least = LEAST * first * rows / max(sizes[name], 1)
-        block = max(1, round(first * share[name] * there[name]), round(least if drawn else min(least, there[name])))
-        fitted[name] = blocks * block if drawn else min(blocks * block, max(1, int(share[name] * there[name])))
-        total[name] = max(there[name], (blocks + max(UNSEEN, blocks // 2)) * block) if drawn else there[name]
+        block = max(
+            1, round(first * share[name] * there[name]), round(min(least, there[name]) if term.fixed else least)
+        )
+        fitted[name] = min(blocks * block, there[name]) if term.fixed else blocks * block
+        total[name] = there[name] if term.fixed else max(there[name], (blocks + max(UNSEEN, blocks // 2)) * block)
     count = sum(sizes[name] * fitted[name] for name in terms)
-    return Plan(fitted, total, count, most, bool(given))
+    return Plan(fitted, total, count, most)
 
 
-def _available(term: Term, given: Samples | None) -> int:
-    if given is not None:
-        return len(given[0])
+def _available(term: Term) -> int:
+    """Samples of a gradient."""
     return term.count or len(term.samples[0])  # type: ignore[index, arg-type]

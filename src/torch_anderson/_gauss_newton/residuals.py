@@ -7,17 +7,19 @@ parameters and buffers are replaced during a call.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from .._driver import logger
-from .._tensors.evaluate import Unusable
 from .batch import Convex, Squares, Values
+from .numbers import numbers_of
 from .objective import Closure, Objective
 from .rows import Layout, Rows
 from .term import ADVICE, Samples
 from .term_residuals import SEEN, TermResiduals, close
+from .unusable import Unusable, one_line
 
 COARSE = (
     "GaussNewton computes in {dtype} instead of float64, which limits the accuracy: a residual function fails in "
@@ -46,8 +48,12 @@ class Residuals:
         """Parameters that are not trained, and buffers: their forms, by name."""
         self.samples: dict[str, list[torch.Size]] = {}
         """Shapes of single samples that were traced, by the names of terms."""
+        self.numbers: list[Any] = []
+        """Numbers outside of model and samples that the functions read, which are constants of the traces."""
+        self.traces = True
+        """Whether residuals are traced; not while their numbers change from jump to jump."""
         self.jumps = 0
-        """Jumps since they were traced."""
+        """Jumps since they were traced, or were found to need no trace."""
         self.sizes = [p.numel() for p in self.params]
         self.n = sum(self.sizes)
         self.terms = {name: TermResiduals(objective, name, names, list(self.constants)) for name in objective.terms}
@@ -57,11 +63,14 @@ class Residuals:
         """How rows are best stored: by the uses of parameters in the traces, or a guess before there are any."""
         self._constants: list[Tensor] = []
 
-    def prepare(self, weights: Tensor, samples: Given, counts: Mapping[str, int] | None = None) -> None:
+    def prepare(
+        self, weights: Tensor, samples: Given, counts: Mapping[str, int] | None = None, traces: bool = True
+    ) -> None:
         """Trace all terms, for blocks of so many samples or as before; in the network's type if functions need that."""
         blocks = {name: min(counts[name], BLOCK) if counts else term.block for name, term in self.terms.items()}
         samples = {name: tuple(x[: blocks[name]] for x in found) for name, found in samples.items()}
         self.samples = {name: _shapes(found) for name, found in samples.items()}
+        self.numbers, self.traces, self.jumps = self._numbers(), traces, 0
         self.refresh()
         try:
             self._prepare(weights, samples)
@@ -72,7 +81,7 @@ class Residuals:
             self.dtype = own
             self.refresh()
             self._prepare(weights, samples)
-            logger.warning(COARSE.format(dtype=own, problem=problem))
+            logger.warning(COARSE.format(dtype=own, problem=one_line(problem)))
 
     def fits(self, objective: Objective, params: Sequence[Tensor]) -> bool:
         """Whether these are the residuals of an objective as it is now, with these parameters trained."""
@@ -83,6 +92,13 @@ class Residuals:
     def hold(self, samples: Given) -> bool:
         """Whether the traces hold for samples of these shapes."""
         return all(_shapes(found) == self.samples[name] for name, found in samples.items())
+
+    def same_numbers(self) -> bool:
+        """Whether the functions read the numbers that they read when they were traced."""
+        return self._numbers() == self.numbers
+
+    def _numbers(self) -> list[Any]:
+        return numbers_of([term.function for term in self.objective.terms.values()], self.module)
 
     def _others(self) -> dict[str, Tensor]:
         """The present parameters that are not trained, and buffers: code may replace them by other tensors."""
@@ -103,7 +119,7 @@ class Residuals:
     def _prepare(self, weights: Tensor, samples: Given) -> None:
         for name, term in self.terms.items():
             try:
-                term.prepare(self._fixed(weights), self._converted(samples[name]))
+                term.prepare(self._fixed(weights), self._converted(samples[name]), self.traces)
             except Exception as problem:
                 problem.add_note(ADVICE.format(name=name))
                 raise
@@ -121,16 +137,9 @@ class Residuals:
         for p, part in zip(self.params, weights.split(self.sizes), strict=True):
             p.copy_(part.view(p.shape))
 
-    def rounded(self, weights: Tensor) -> Tensor:
-        """The vector that ``read`` gives after ``write``."""
-        parts = weights.split(self.sizes)
-        return torch.cat([part.to(p.dtype).double() for part, p in zip(parts, self.params, strict=True)])
-
-    def refresh(self) -> bool:
-        """Read parameters that are not trained and buffers; returns whether they have changed."""
-        before = self._constants
+    def refresh(self) -> None:
+        """Read parameters that are not trained, and buffers."""
         self._constants = [self._cast(x.detach().clone()) for x in self._others().values()]
-        return bool(before) and not all(map(torch.equal, before, self._constants))
 
     @torch.no_grad()
     def values(self, weights: Tensor, samples: Given) -> Values:

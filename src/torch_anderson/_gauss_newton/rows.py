@@ -23,7 +23,7 @@ import torch
 from torch import Tensor
 
 from .._ranks.ranks import Ranks, all_gather
-from .._tensors.evaluate import Unusable
+from .unusable import Unusable
 
 STRIP = 96
 """Rows of a symmetric product that are computed at once, up to its diagonal: nearly half of the work is saved."""

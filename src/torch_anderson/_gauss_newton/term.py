@@ -18,7 +18,7 @@ ADVICE = (
     "In the term {name!r}. Its function gets u and one sample, and is evaluated for all samples at once with "
     "torch.vmap: differentiate with torch.func (grad, jvp, jacrev, hessian) instead of torch.autograd.grad, choose "
     "with torch.where instead of if, and do not convert tensors to numbers. Samples and constants need the type and "
-    "device of the model. For a model that vmap cannot evaluate, use GaussNewton's step(outputs=...)."
+    "device of the model. For a model that vmap cannot evaluate, use Anderson with an ordinary closure."
 )
 
 
@@ -38,8 +38,8 @@ class Term:
             ``torch.nn.functional.cross_entropy``. It gets everything that ``function`` returns: the model's output
             first, then data such as the class.
         retain: whether samples whose residual is above the mean are kept for the next evaluation, while the others
-            are drawn again; only if ``samples`` is a function. None: only with tangent jumps, because it makes other
-            methods worse, and only for squares. Use False for noisy data: residuals that cannot vanish would stay.
+            are drawn again; only if ``samples`` is a function. None: only for jumps, because it makes other methods
+            worse, and only for squares. Use False for noisy data: residuals that cannot vanish would stay.
 
     >>> def decay(u, t):
     ...     return torch.func.grad(u)(t).sum() + u(t)
@@ -79,7 +79,7 @@ class Term:
 
     @property
     def stays(self) -> bool:
-        """Whether tangent jumps retain samples; other losses than squares rarely vanish at all samples."""
+        """Whether jumps retain samples; other losses than squares rarely vanish at all samples."""
         return self.loss is None if self.retain is None else self.retain
 
     def draw(self, name: str, count: int | None = None) -> Samples:

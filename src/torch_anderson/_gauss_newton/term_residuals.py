@@ -15,27 +15,27 @@ from torch import Tensor, nn
 from torch.func import functional_call, jacrev
 
 from .._driver import logger
-from .._tensors.evaluate import Unusable
 from .batch import Convex
 from .factors import Factors
 from .objective import Objective
 from .rows import Pair
 from .term import Samples
 from .trace import rounds, trace
+from .unusable import Unusable, one_line
 
 SEEN = 4
 """Samples on which traced residuals and rows are compared with those of torch.func."""
 CLOSE = 3e-8
 """Largest difference, relative to the largest number, in float64."""
 NO_DERIVATIVES = (
-    "torch.func cannot differentiate the residual of {name!r} by the weights ({problem}); build GaussNewton(..., "
-    "directions='history')"
+    "torch.func cannot differentiate the residual of {name!r} by the weights ({problem}); Anderson needs no rows of "
+    "its Jacobian"
 )
+RANDOM = "the residual of {name!r} is random, e.g. by dropout, which model.eval() ends"
 ROUNDED = (
     "The residual of %r rounds numbers that are %s, which limits the accuracy. Make its constants in the type of the "
     "sample, e.g. constant.to(point)."
 )
-HISTORY = "Evaluate in model.eval(), or build GaussNewton(..., directions='history')"
 
 
 class OneSample(nn.Module):
@@ -75,8 +75,8 @@ class TermResiduals:
         self.untraced = ""
         """Why there is no trace, or none of the rows."""
 
-    def prepare(self, fixed: Sequence[Tensor], samples: Samples) -> None:
-        """Trace the residuals for a block of as many samples."""
+    def prepare(self, fixed: Sequence[Tensor], samples: Samples, traces: bool) -> None:
+        """Check the residuals at as many samples as a block has, and trace them."""
         self.block = len(samples[0])
         self.traced = self.factors = None
         self.untraced = ""
@@ -84,18 +84,20 @@ class TermResiduals:
         if not plain.isfinite().all():
             raise Unusable("nonfinite_outputs", f"the residual of {self.name!r} is not finite")
         if not torch.equal(self.plain(*fixed, None, *samples), plain):
-            raise Unusable("random_outputs", f"the residual of {self.name!r} is random, e.g. by dropout. {HISTORY}")
+            raise Unusable("random_outputs", RANDOM.format(name=self.name))
         self.size = plain.shape[1]
         arguments = [*fixed, samples[0].new_ones(self.block, dtype=fixed[0].dtype), *samples]
         try:
             rows = self._seen(self.plain_rows, arguments)
         except Exception as problem:
-            raise Unusable("no_rows", NO_DERIVATIVES.format(name=self.name, problem=problem)) from problem
+            raise Unusable("no_rows", NO_DERIVATIVES.format(name=self.name, problem=one_line(problem))) from problem
+        if not traces:
+            return
         try:
             self._trace(arguments, plain, rows)
         except Exception as problem:  # tracing can fail in many ways
-            self.untraced = str(problem)
-            logger.info("Jumps are slower, as the residual of %r could not be traced: %s", self.name, problem)
+            self.untraced = one_line(problem)
+            logger.info("Jumps are slower, as the residual of %r could not be traced: %s", self.name, self.untraced)
 
     def _trace(self, arguments: Sequence[Tensor], plain: Tensor, rows: Tensor) -> None:
         """Use the trace if it gives what the plain way gives."""
