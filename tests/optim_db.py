@@ -45,7 +45,6 @@ class Variant(NamedTuple):
 
     wrap: Callable[[Optimizer], Optimizer]
     steps: int = 5
-    gives_outputs: bool = False
     plain: int = 0
     """Steps before it may jump."""
 
@@ -54,17 +53,16 @@ PLAIN = Variant(lambda base: base)
 VARIANTS = {
     "defaults": Variant(Anderson, steps=11, plain=3),
     "every_step": Variant(partial(Anderson, residual="step", safeguard=None)),
-    "residual": Variant(partial(Anderson, residual="step")),
+    "residual": Variant(partial(Anderson, residual="step", safeguard="residual")),
+    "step": Variant(partial(Anderson, residual="step"), steps=8),
 }
 if hasattr(torch_anderson, "GaussNewton"):
-    VARIANTS |= {
-        "gauss_newton": Variant(partial(torch_anderson.GaussNewton, loss="mse"), plain=9),
-        "gauss_newton_outputs": Variant(partial(torch_anderson.GaussNewton, loss="mse", budget=0.9), 16, True),
-    }
+    VARIANTS |= {"gauss_newton": Variant(torch_anderson.GaussNewton, plain=9)}  # without objective, the base alone
 STABLE = {
     "defaults": Variant(partial(Anderson, history_size=3), steps=8),
     "every_step": Variant(partial(Anderson, residual="step", safeguard=None, regularization=1e-4)),
-    "residual": Variant(partial(Anderson, residual="step", regularization=1e-4)),
+    "residual": Variant(partial(Anderson, residual="step", safeguard="residual", regularization=1e-4)),
+    "step": Variant(partial(Anderson, residual="step", regularization=1e-4), steps=8),
     **{name: variant for name, variant in VARIANTS.items() if name.startswith("gauss_newton")},
 }
 """The same, with so few pairs or so much regularization that a jump magnifies rounding errors by about 1e4 at most."""
@@ -113,16 +111,7 @@ class Run:
         self.targets, self.curvatures = targets, [10 * logarithm.exp() for logarithm in logarithms]
         self.sign = sign
         self.optimizer = variant.wrap(info.optim_cls(groups(self.params), **deepcopy(dict(given))))
-        self.steps, self.gives_outputs = variant.steps, variant.gives_outputs
-
-    def outputs(self) -> tuple[torch.Tensor, torch.Tensor]:
-        """(predictions, targets) whose mean square distance is a multiple of the loss."""
-        roots = [curvature.sqrt() for curvature in self.curvatures]
-        predictions, targets = (
-            torch.cat([(root * tensor).reshape(-1) for root, tensor in zip(roots, tensors, strict=True)])
-            for tensors in (self.params, self.targets)
-        )
-        return predictions, targets
+        self.steps = variant.steps
 
     def loss(self) -> torch.Tensor:
         triples = zip(self.params, self.targets, self.curvatures, strict=True)
@@ -139,7 +128,7 @@ class Run:
 
     def step(self, closure: Callable[[], Any] | None) -> Any:
         """One step, with what the variant needs for it."""
-        return self.optimizer.step(closure, **({"outputs": self.outputs} if self.gives_outputs else {}))
+        return self.optimizer.step(closure)
 
     def train(self, steps: int | None = None) -> torch.Tensor:
         """The losses of so many steps, of the variant's number by default."""

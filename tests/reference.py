@@ -18,9 +18,11 @@ from typing import NamedTuple, Protocol
 
 import torch
 from torch import Tensor
-from torch.optim import ASGD, LBFGS, Adafactor, Optimizer, Rprop
+from torch.optim import ASGD, LBFGS, SGD, Adafactor, Adam, AdamW, Optimizer, Rprop
 
 NOT_PROPORTIONAL_TO_LR = (ASGD, LBFGS, Adafactor, Rprop)
+COUPLED_DECAY = (SGD, Adam)
+"""Bases of the tests that add weight_decay w to the gradient."""
 
 
 class Average(Protocol):
@@ -40,13 +42,28 @@ class Pair(NamedTuple):
     rates: tuple[float, ...]
 
 
-class Pending(NamedTuple):
+class PendingResidual(NamedTuple):
     """A jump whose test is the next residual, and what to return to if it fails."""
 
     jump: Tensor
     u: Tensor
     norm: Tensor
     base_state: dict
+
+
+class PendingGradient(NamedTuple):
+    """A jump whose test is the next gradient: the weights w of the gradient g before it, and where to return to.
+
+    `plain` is where the weights would be without the jump: u, or the mean of a window that ends with u; `jump` is where
+    they are with it. `length` is that of the jump and the path through all stored points.
+    """
+
+    w: Tensor
+    g: Tensor
+    u: Tensor
+    jump: Tensor
+    plain: Tensor
+    length: Tensor
 
 
 class TextbookAnderson:
@@ -70,7 +87,7 @@ class TextbookAnderson:
         average: Average | None = None,
         regularization: float = 0.0,
         max_jump: float = inf,
-        safeguard: str | None = "residual",
+        safeguard: str | None = "gradient",
         max_gain: float = 0.98,
     ) -> None:
         self.base = base
@@ -83,23 +100,33 @@ class TextbookAnderson:
         self.pairs: list[Pair] = []
         self.window: list[Tensor] = []
         self.last: dict | None = None
-        self.pending: Pending | None = None
+        self.pending: PendingResidual | PendingGradient | None = None
+        self.rest, self.wait = 0, 0
 
     def step(self, closure: Callable | None = None, loss_fn: Callable | None = None):
-        """One base step, then whatever is due after it."""
+        """One base step, then whatever is due after it; or a jump that is taken back instead of it."""
         w, rate, measured = self._read(), self._rate(), self._measured(self.k + 1)
-        loss = self.base.step(closure)
+        if self._by_gradient():
+            loss = closure() if closure else None
+            gradient = self._gradient(w)
+            waits = isinstance(self.pending, PendingGradient) and gradient is not None and self._moves()
+            if waits and not self._passes(self.pending, w, gradient):
+                return loss
+            self.base.step()
+        else:
+            loss, gradient = self.base.step(closure), None
         u = self._read()
         if not self._counts(measured, w, u):
             return loss
         self.k += 1
-        if self.pending and not self._settle(self.pending, u - w, rate):
+        if isinstance(self.pending, PendingResidual) and not self._settle(self.pending, w, u, rate):
             return loss
         jump = None
         if self._stores(self.k):
             self._store(Pair(w, (u - w) / self._scale(rate), rate, self._group_rates()))
-            jump = self._accelerate(loss_fn)
-        if self.pending:
+            jump = self._accelerate(loss_fn, gradient) if not self.wait else None
+        self.wait = max(self.wait - 1, 0)
+        if isinstance(self.pending, PendingResidual):
             return loss
         if jump is not None:
             self._write(jump)
@@ -107,8 +134,12 @@ class TextbookAnderson:
             self._average(self.average, jump, u, r=u - w)
         return loss
 
+    def overwritten(self) -> None:
+        """Other code has written to the weights: averages would undo a part of that."""
+        self.window = []
+
     def cancel(self) -> None:
-        """Drop what does not survive weights that were written from elsewhere; the stored pairs stay."""
+        """Let a pending jump stay, undecided, and drop the averages; the stored pairs stay."""
         if self.pending and self.last:
             self.last["cause"] = "outside_write"
         self.pending, self.window = None, []
@@ -126,11 +157,15 @@ class TextbookAnderson:
 
     def _counts(self, measured: bool, w: Tensor, u: Tensor) -> bool:
         """Whether the base did something; a step that is not measured did if there was a gradient."""
-        if not any(group["lr"] for group in self.base.param_groups):
+        if not self._moves():
             return False
         if measured:
             return not torch.equal(u, w)
         return any(p.grad is not None for group in self.base.param_groups for p in group["params"])
+
+    def _moves(self) -> bool:
+        """Whether any learning rate is above 0."""
+        return any(group["lr"] for group in self.base.param_groups)
 
     # Pairs
 
@@ -166,7 +201,7 @@ class TextbookAnderson:
 
     # Extrapolation
 
-    def _accelerate(self, loss_fn: Callable | None) -> Tensor | None:
+    def _accelerate(self, loss_fn: Callable | None, gradient: Tensor | None) -> Tensor | None:
         """The jump from the newest pair, if one is due and passes its tests now."""
         if self.k % self.period or len(self.pairs) < 2:
             return None
@@ -174,11 +209,18 @@ class TextbookAnderson:
         g = self._coefficients(r, R)
         gain = ((r - R @ g).norm() / r.norm()).item()
         candidate = self._mix(w, r, W, R, g)
-        cause = self._reason_to_skip(gain, loss_fn) or self._judge(candidate, w, loss_fn)
+        if gradient is not None and (length := (candidate - w).norm()) > 2 * self._path():
+            candidate = w + (2 * self._path() / length) * (candidate - w)
+        cause = self._reason_to_skip(gain, loss_fn) or self._judge(candidate, w, loss_fn, gradient)
         self.last = {"coefficients": g, "gain": gain, "cause": cause}
-        if cause == "pending":
+        if cause != "pending":
+            return candidate if cause == "accepted" else None
+        if gradient is None:
             self._suspend(candidate)
-        return candidate if cause == "accepted" else None
+            return None
+        u = self._read()
+        self.pending = PendingGradient(w, gradient, u, candidate, u, (candidate - w).norm() + self._path())
+        return candidate
 
     def _columns(self) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         """The present pair, and the differences of all pairs re-read at the present learning rate."""
@@ -217,12 +259,14 @@ class TextbookAnderson:
             return "no_loss"
         return "no_gain" if gain > self.max_gain else ""
 
-    def _judge(self, candidate: Tensor, w: Tensor, loss_fn: Callable | None) -> str:
+    def _judge(self, candidate: Tensor, w: Tensor, loss_fn: Callable | None, gradient: Tensor | None) -> str:
         if not candidate.isfinite().all():
             return "nonfinite"
-        if (candidate - w).norm() > self.max_jump * self._path():
+        if (candidate - w).norm() > (1 + 1e-12) * self.max_jump * self._path():  # which may be its shortened length
             return "too_long"
-        if self.safeguard == "residual":
+        if gradient is not None and gradient @ (candidate - w) >= 0:
+            return "no_descent"
+        if self.safeguard in ("gradient", "residual"):
             return "pending"
         return self._judge_by_loss(candidate, loss_fn) if loss_fn and self.safeguard == "loss" else "accepted"
 
@@ -240,26 +284,83 @@ class TextbookAnderson:
         self._write(plain)
         return "accepted" if candidate_loss < plain_loss else "loss"
 
+    def _by_gradient(self) -> bool:
+        """Whether the next gradient decides on jumps: LBFGS and bases of unknown weight decay have none to compare."""
+        decays = any(group.get("weight_decay") for group in self._groups())
+        known = isinstance(self.base, (*COUPLED_DECAY, AdamW, Rprop)) or not decays
+        return self.safeguard == "gradient" and known and not isinstance(self.base, LBFGS)
+
+    def _gradient(self, w: Tensor) -> Tensor | None:
+        """The gradient of what the base descends, where w decays as a part of it."""
+        if all(p.grad is None for p in self._parameters()):
+            return None
+        parts = [torch.zeros_like(p) if p.grad is None else p.grad for p in self._parameters()]
+        decays = [group.get("weight_decay", 0.0) for group in self._groups() for _ in group["params"]]
+        coupled = isinstance(self.base, COUPLED_DECAY) and not isinstance(self.base, AdamW)
+        decayed = zip(parts, self._split(w), decays, strict=True)
+        return torch.cat([(g + decay * x if coupled else g).flatten() for g, x, decay in decayed])
+
+    def _passes(self, pending: PendingGradient, now: Tensor, gradient: Tensor) -> bool:
+        """Accept the pending jump if the slope has become flat enough; else go back, and let some steps pass.
+
+        By the slopes at both ends, the loss has to fall at least by half of what the plain step promised.
+        Also true where other weights were loaded, which stay.
+        """
+        assert self.last  # the acceleration that made the jump
+        way = now - pending.w
+        if way.norm() > 2 * pending.length:
+            self.reset()
+            return True
+        self.pending = None
+        slope, descent, plain_descent = gradient @ way, -pending.g @ way, -pending.g @ (pending.u - pending.w)
+        steeper = gradient.norm() > 4 * pending.g.norm()
+        if slope <= 0.3 * descent and (descent - slope) / 2 >= plain_descent / 2 and not steeper:
+            self.last["cause"] = "accepted"
+            self.rest //= 4
+            return True
+        self.last["cause"] = "gradient"
+        self.wait = self.rest = min(max(2 * self.rest, 4), 128)
+        if self._return(pending.plain, pending.jump, now):
+            self.window[-1:] = [pending.u] if self.window else []
+            return False
+        return True
+
+    def _return(self, plain: Tensor, candidate: Tensor, now: Tensor) -> bool:
+        """Take a jump out of the weights, but not what was written across it.
+
+        If that is longer than the jump, other weights were loaded: all stays, and nothing is known there.
+        """
+        jump, written = candidate - plain, now - candidate
+        across = written - written @ jump / (jump @ jump) * jump
+        if written.norm() > 1.5 * jump.norm():
+            self.last["cause"] = "outside_write"
+            self.window = []
+            self._restart()
+            return False
+        self._write(plain + across)
+        return True
+
     def _suspend(self, jump: Tensor) -> None:
         # The keys are the parameters themselves and must stay them; only the values are copied.
         base_state = {p: copy.deepcopy(self.base.state[p]) for p in self._parameters() if p in self.base.state}
-        self.pending = Pending(jump, self._read(), self.pairs[-1].rn.norm(), base_state)
+        self.pending = PendingResidual(jump, self._read(), self.pairs[-1].rn.norm(), base_state)
         self._write(jump)
 
-    def _settle(self, pending: Pending, r: Tensor, rate: float) -> bool:
+    def _settle(self, pending: PendingResidual, w: Tensor, u: Tensor, rate: float) -> bool:
         """Accept the pending jump if the residual fell; else go back to where it was made."""
         self.pending = None
         assert self.last  # the acceleration that made the jump
-        if (r / self._scale(rate)).norm() < pending.norm:
+        if ((u - w) / self._scale(rate)).norm() < pending.norm:
             self.last["cause"] = "accepted"
-            self._restart_window(pending.jump)
+            self._restart_window(w)
             return True
         self.last["cause"] = "residual"
-        self._write(pending.u)
+        if not self._return(pending.u, pending.jump, w):
+            return False
+        self._push(self._read())
         for p in self._parameters():
             self.base.state.pop(p, None)
         self.base.state.update(pending.base_state)
-        self._push(pending.u)
         return False
 
     # Averaging
@@ -271,6 +372,9 @@ class TextbookAnderson:
             self._restart_window(jump)
         if len(self.window) == average.window and self._noisy(average, r):
             self._write(torch.stack(self.window).mean(0))
+            if isinstance(self.pending, PendingGradient):
+                without = torch.stack([*self.window[:-1], self.pending.u]).mean(0)
+                self.pending = self.pending._replace(plain=without, jump=self._read())
 
     def _restart_window(self, jump: Tensor) -> None:
         # A mean across a jump would undo most of it; at period 1 every point is a jump and all are kept.
@@ -306,9 +410,14 @@ class TextbookAnderson:
 
     @torch.no_grad()
     def _write(self, point: Tensor) -> None:
+        for p, part in zip(self._parameters(), self._split(point), strict=True):
+            p.copy_(part)
+
+    def _split(self, point: Tensor) -> list[Tensor]:
+        """A flat point in the parameters' shapes."""
         parameters = self._parameters()
-        for p, part in zip(parameters, point.split([p.numel() for p in parameters]), strict=True):
-            p.copy_(part.view_as(p))
+        parts = point.split([p.numel() for p in parameters])
+        return [part.view_as(p) for p, part in zip(parameters, parts, strict=True)]
 
 
 def detrended_variance(points: Tensor) -> Tensor:

@@ -1,7 +1,6 @@
 """Interrupting a run and going on, and the options with which that is tested."""
 
-from functools import partial
-
+import torch
 from training import (
     BASES,
     GRADIENTS,
@@ -16,7 +15,7 @@ from training import (
     weights,
 )
 
-from torch_anderson import GaussNewton, MovingAverage
+from torch_anderson import GaussNewton, MovingAverage, Objective, Term
 
 OPTIONS = {
     "plain": {},
@@ -25,6 +24,12 @@ OPTIONS = {
     "average": {"average": MovingAverage(4, tolerance=0.0)},
     "before the first store": {"store_period": 7, "period": 14},
     "average and pending": {"average": MovingAverage(3), "safeguard": "residual", "period": 2},
+    "pending by gradient": {"safeguard": "gradient"},
+    "average and pending by gradient": {
+        "average": MovingAverage(3, tolerance=0.0),
+        "safeguard": "gradient",
+        "period": 2,
+    },
     "damped, warm-up": {"relaxation": 0.5, "warmup": 2},
     "gradients": GRADIENTS,
     "gradients, any jump": {**GRADIENTS, "safeguard": None},
@@ -57,13 +62,18 @@ def assert_goes_on_as_without(build, interrupt, stop=5, end=30):
     assert_counters_add_up(optimizer)
 
 
-def train_with_outputs(model, optimizer, steps, start):
+def train_any(model, optimizer, steps, start):
+    """Steps with gradients of batches; with ``GaussNewton``, on an objective with one of them."""
+    objective = Objective(model, fit=Term(difference, batch(0)))
     for i in range(start, steps):
-        optimizer.zero_grad()
-        loss_of(model, i).backward()
-        optimizer.step(**({"outputs": partial(predictions, model, i)} if isinstance(optimizer, GaussNewton) else {}))
+        if isinstance(optimizer, GaussNewton):
+            torch.manual_seed(i)  # it shuffles samples
+            optimizer.step(objective)
+        else:
+            optimizer.zero_grad()
+            loss_of(model, i).backward()
+            optimizer.step()
 
 
-def predictions(model, i):
-    inputs, targets = batch(i)
-    return model(inputs), targets
+def difference(u, point, value):
+    return u(point) - value.squeeze()

@@ -49,7 +49,6 @@ WRONG_AVERAGES = [
 WRONG_TOGETHER = [
     ("safeguard", {"residual": "gradient", "safeguard": "residual"}),
     ("safeguard", {"safeguard": "loss"}),
-    ("safeguard", {"residual": "step", "safeguard": "gradient"}),
     ("store_period", {"store_period": 2}),
     ("relaxation", {"relaxation": 0.5}),
     ("average", {"average": MovingAverage(3)}),

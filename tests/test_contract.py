@@ -328,3 +328,18 @@ def test_a_step_by_gradients_waits_at_most_once_and_not_before_it_can_jump(base)
         resting = optimizer._driver.resting
         extra = host_reads(model, optimizer, i) - host_reads(plain, reference, i)
         assert extra <= (0 if i < 3 or resting else 1), f"step {i + 1} reads {extra} numbers"
+
+
+@both
+def test_a_cleared_state_is_that_of_a_new_optimizer(options):
+    """Clearing removes what the base keeps and what we have measured, and returns; the weights stay."""
+    model, optimizer = make("adamw_foreach", **options)
+    train(model, optimizer, 9)
+    other, fresh = make("adamw_foreach", **options)
+    other.load_state_dict(model.state_dict())
+    optimizer.state.clear()
+    assert len(optimizer.state) == 0
+    assert counts(optimizer) == {}
+    assert train(model, optimizer, 25) == train(other, fresh, 25)
+    assert_same(weights(model), weights(other))
+    assert counts(optimizer) == counts(fresh)

@@ -45,11 +45,13 @@ def kept_numbers(root):
 @pytest.mark.parametrize(
     ("options", "rows"),
     [
-        ({"residual": "step"}, 2 * M + 4),  # rows, last residual and point, the pair that is measured
-        ({"residual": "step", "safeguard": None, "period": 3}, 2 * M + 4),
-        ({"residual": "step", "average": MovingAverage(5)}, 2 * M + 4 + 5),
-        ({}, 2 * M + 5),  # and the plain point
-        ({"safeguard": None, "period": 3}, 2 * M + 5),
+        ({"residual": "step", "safeguard": None, "period": 3}, 2 * M + 4),  # rows, last residual and point, new pair
+        ({"residual": "step", "safeguard": "loss"}, 2 * M + 4),
+        ({"residual": "step", "safeguard": "residual"}, 2 * M + 6),  # and both ends of a jump
+        ({"residual": "step"}, 2 * M + 8),  # and both gradients
+        ({"residual": "step", "average": MovingAverage(5)}, 2 * M + 8 + 5),
+        ({}, 2 * M + 6),  # as for steps: pairs of weights and gradients, and both ends of a jump
+        ({"safeguard": None, "period": 3}, 2 * M + 6),
     ],
 )
 def test_no_more_vectors_are_kept_than_promised(n, options, rows):

@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import nn, optim
 
-from benchmarks.never_worse import Case, train, tuned_rate
+from experiments.benchmarks.never_worse import Case, train, tuned_rate
 from torch_anderson import Anderson
 
 NOISY = [

@@ -36,6 +36,7 @@ LIMITS = {
     "defaults, a gradient is stored": Limit(5, 0, 0),
     "defaults, noise is found": Limit(8, 1, 1),
     "defaults, each step jumps": Limit(16, 3, 1),
+    "defaults, a jump is refused": Limit(18, 3, 2),
     "p = q = 1, residual of steps, mean": Limit(14, 12, 1.5),
     "p = 10, residual of steps, ordinary step": Limit(11, 0, 0),
     "p = 10, residual of steps, each tenth": Limit(24, 8, 2),
@@ -117,10 +118,14 @@ def test_the_mean_cost_of_an_acceleration_in_each_step_is_limited():
 @pytest.mark.parametrize("model", MODELS)
 @pytest.mark.parametrize("base", FEW_BASES)
 @on_device
-def test_an_acceleration_waits_once_and_a_decision_on_it_once(base, model):
-    """Up to two waits a step where all jumps are accepted: the next acceleration is made in the step that decides."""
+@pytest.mark.parametrize("safeguard", ["gradient", "residual"])
+def test_an_acceleration_waits_once_and_a_decision_on_it_once(base, model, safeguard):
+    """Two waits in a step where all jumps are accepted: the next acceleration is made in the step that decides.
+
+    One more where a jump does not stay, and where the slope in its direction is measured.
+    """
     params, backward = network(*MODELS[model])
-    optimizer = Anderson(FEW_BASES[base](params), **EVERY_STEP)
+    optimizer = Anderson(FEW_BASES[base](params), **EVERY_STEP, safeguard=safeguard)
     for _ in range(50):
         before = optimizer.stats.counts.copy()
         optimizer.zero_grad()
@@ -128,9 +133,10 @@ def test_an_acceleration_waits_once_and_a_decision_on_it_once(base, model):
         with counted() as cost:
             optimizer.step()
         made = optimizer.stats.counts - before
-        decided = made["accepted"] + made["rejected_residual"]
+        refused = made["rejected_residual"] + made["rejected_gradient"]
         accelerations = made["attempted"] + sum(n for name, n in made.items() if name.startswith("skipped_"))
-        assert cost.waits <= decided + accelerations
+        slopes = made["attempted"] + made["skipped_no_descent"] if safeguard == "gradient" else 0
+        assert cost.waits <= made["accepted"] + 2 * refused + accelerations + slopes
 
 
 @pytest.mark.parametrize("model", MODELS)
@@ -177,17 +183,19 @@ def test_under_noise_a_step_costs_nothing_but_when_it_looks(base, model):
 def test_the_cost_of_a_step_that_jumps_by_gradients_is_limited(base, model):
     params, backward = network(*MODELS[model])
     plain = _costs(partial(network, *MODELS[model]), FEW_BASES[base], 60)
-    optimizer, jumps = Anderson(FEW_BASES[base](params)), []
+    optimizer, jumps, refused = Anderson(FEW_BASES[base](params)), [], []
     for i in range(60):
-        before = optimizer.stats.counts["attempted"]
+        before = optimizer.stats.counts.copy()
         optimizer.zero_grad()
         backward()
         with counted() as cost:
             optimizer.step()
-        if i >= 10 and optimizer.stats.counts["attempted"] > before:
-            jumps.append(cost - plain[i])
+        made = optimizer.stats.counts - before
+        if i >= 10 and (made["attempted"] or made["rejected_gradient"]):
+            (refused if made["rejected_gradient"] else jumps).append(cost - plain[i])
     assert len(jumps) > 10
     assert_within("defaults, each step jumps", jumps)
+    assert_within("defaults, a jump is refused", refused or jumps)
 
 
 @pytest.mark.parametrize("options", [{}, {"residual": "step"}], ids=["gradient", "step"])

@@ -24,7 +24,7 @@ from recipes import anderson_recipes, gauss_newton_recipes
 from textbook_machine import Textbook
 from torch import Tensor
 from training import assert_same, counts
-from worlds import NOT_FINITE, SCHEDULERS, SPOILED, Model, Recipe, World, log_cosh
+from worlds import NOT_FINITE, SCHEDULERS, SPOILED, Model, Recipe, World
 
 SEQUENCES = int(os.environ.get("SEQUENCES", 300))
 MODERATE = 1e12
@@ -351,15 +351,7 @@ class AndersonOnUnusualBases(Training):
 
 
 class GaussNewtonOnSquares(Training):
-    recipes = gauss_newton_recipes(["residual", "mse"], ["sgd", "momentum", "adam", "adagrad", "lbfgs", "list_state"])
-    pace = 2
-
-
-class GaussNewtonOnConvexLosses(Training):
-    recipes = gauss_newton_recipes(
-        ["cross_entropy", log_cosh], ["sgd", "momentum", "adamw", "rmsprop", "group_counter"]
-    )
-    pace = 2
+    recipes = gauss_newton_recipes(["sgd", "momentum", "adam", "adagrad", "rmsprop", "list_state", "group_counter"])
 
 
 # ------------------------------------------------------------------------------------------------- the tests
@@ -369,7 +361,6 @@ MACHINES: list[type[Machine]] = [
     AndersonOnAdaptiveSteps,
     AndersonOnUnusualBases,
     GaussNewtonOnSquares,
-    GaussNewtonOnConvexLosses,
     Textbook,
 ]
 
@@ -377,7 +368,8 @@ MACHINES: list[type[Machine]] = [
 @pytest.mark.slow
 @pytest.mark.parametrize("machine", MACHINES, ids=lambda machine: machine.__name__)
 def test_whatever_happens_the_run_stays_sound(machine):
-    sequences = math.ceil(SEQUENCES / len(MACHINES))
+    share = 10 if machine is GaussNewtonOnSquares else 1  # traces take long
+    sequences = math.ceil(SEQUENCES / len(MACHINES) / share)
     machine.run(sequences)
     assert machine.told["sequences"] >= sequences
     assert machine.told["accepted"] > 0

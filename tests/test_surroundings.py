@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import nn
 
-from torch_anderson import Anderson, GaussNewton, MovingAverage, fixed_point
+from torch_anderson import Anderson, MovingAverage, fixed_point
 
 
 class SwappingSGD(torch.optim.Optimizer):
@@ -93,7 +93,7 @@ def test_a_learning_rate_of_zero_for_one_group_does_not_poison_the_history(optio
     optimizer = Anderson(torch.optim.SGD(two_groups(), lr=0.5), **options)
     run(optimizer, 16)
     optimizer.param_groups[1]["lr"] = 0.0
-    run(optimizer, 1)
+    run(optimizer, 2)  # the first may take back a jump
     optimizer.param_groups[1]["lr"] = 0.5
     run(optimizer, 2)
     assert optimizer.stats.counts["restarts"] == 2  # rows across the gap would be differences from nothing
@@ -137,7 +137,6 @@ ACCELERATORS = [
     Anderson,
     partial(Anderson, residual="step"),
     partial(Anderson, residual="step", period=5, safeguard=None),
-    partial(GaussNewton, budget=0.9),
 ]
 
 
@@ -150,23 +149,17 @@ def test_a_base_without_arguments_or_that_frees_gradients_is_accelerated_as_any_
         optimizer = accelerate(kind([*params, idle], lr=0.5))
         slopes = [torch.linspace(0.01, 1, p.numel(), dtype=p.dtype) for p in params]
 
-        def outputs() -> list[torch.Tensor]:
-            return [p * slope.sqrt() for p, slope in zip(params, slopes, strict=True)]
-
         for _ in range(40):
             optimizer.zero_grad()
             for p, slope in zip(params, slopes, strict=True):
                 p.grad = p.detach() * slope
-            optimizer.step(**({"outputs": outputs} if isinstance(optimizer, GaussNewton) else {}))
+            optimizer.step()
         assert torch.equal(idle.detach(), torch.ones(3))
         return [p.detach() for p in params], optimizer
 
     (ours, optimizer), (expected, twin) = train(base), train(torch.optim.SGD)
     assert optimizer.stats.counts["accepted"] == twin.stats.counts["accepted"] > 0
-    if base is Freeing and isinstance(optimizer, GaussNewton):  # it finds no gradient to go along
-        assert sum(p.square().sum() for p in ours) < 0.1 * sum(p.square().sum() for p in train_plainly())
-    else:
-        assert all(map(torch.equal, ours, expected))
+    assert all(map(torch.equal, ours, expected))
 
 
 @pytest.mark.parametrize("accelerate", ACCELERATORS)

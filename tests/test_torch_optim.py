@@ -55,6 +55,7 @@ def test_jumps_are_made_in_these_tests(info, variant):
         run.train()
         counts = run.optimizer.stats.as_dict()
         jumps += counts["accepted"] + counts["rejected_residual"] + counts["rejected_gradient"]
+        jumps += counts["skipped_no_descent"]  # a step's jump, judged before it is made
     assert jumps > 0 or left_alone(run.optimizer)
 
 
@@ -105,7 +106,7 @@ def test_a_closure_is_called_by_the_base_alone_with_gradients_enabled(info, vari
     assert calls[variant] == calls[PLAIN]
 
 
-@over_inputs(variants={k: v for k, v in VARIANTS.items() if not v.gives_outputs})
+@over_inputs()
 def test_maximizing_a_loss_is_minimizing_its_negative(info, variant, given):
     if not given.get("maximize"):
         return
@@ -122,11 +123,9 @@ DESCENDING = {name: variant for name, variant in VARIANTS.items() if name not in
 
 @over_inputs(variants=DESCENDING)
 def test_the_loss_goes_in_the_right_direction(info, variant, given):
-    if given.get("maximize") and variant.gives_outputs:
-        return  # Gauss-Newton jumps lower the loss of the outputs
-    run = Run(info, given, variant)
-    first = run.train(20)[0]
-    assert run.loss() > first if given.get("maximize") else run.loss() < first
+    first, *_, before_last, last = Run(info, given, variant).train(21)
+    # One of the last two may be the loss of a jump that the next gradient takes back.
+    assert max(before_last, last) > first if given.get("maximize") else min(before_last, last) < first
 
 
 @over(variants=DESCENDING)
@@ -185,7 +184,8 @@ def test_groups_may_differ_in_weight_decay(info, variant, given):
         variant,
         groups=lambda params: [{"params": [p], "weight_decay": d} for p, d in zip(params, decays, strict=True)],
     )
-    assert run.train(20)[0] > run.loss()
+    losses = run.train(21)
+    assert losses[0] > min(losses[-2:])  # one of these may be that of a jump that is then taken back
     assert [group["weight_decay"] for group in run.optimizer.param_groups] == decays
 
 

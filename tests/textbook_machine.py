@@ -144,12 +144,14 @@ class Textbook(Machine):
         self.twin.reset()
         self.other.reset()
 
-    @event()
-    def write_from_outside(self) -> None:
+    @event(factor=st.sampled_from([0.9, 0.999, 3.0]), rotation=st.sampled_from([0.0, 0.01, 1.0]))
+    def write_from_outside(self, factor: float, rotation: float) -> None:
+        """Of the length of the last steps, much shorter or much longer; along the weights and across."""
         for problem, _ in self.runs:
-            problem.write(0.9 * problem.weights())
-        self.twin.cancel()
-        self.other.cancel()
+            weights = problem.weights()
+            problem.write(factor * weights + rotation * weights.roll(1))
+        self.twin.overwritten()
+        self.other.overwritten()
 
     @event(steps=st.integers(1, 3))
     def step_disabled(self, steps: int) -> None:

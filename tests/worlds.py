@@ -10,10 +10,11 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn, optim
-from torch.nn.functional import cross_entropy
 from torch.optim import lr_scheduler
 from torch.optim.lr_scheduler import ReduceLROnPlateau
 from training import GroupCounter, ListState
+
+from torch_anderson import GaussNewton, Objective, Term
 
 BASES: dict[str, Callable[..., optim.Optimizer]] = {
     "sgd": partial(optim.SGD, lr=0.1),
@@ -75,20 +76,14 @@ def log_cosh(prediction: Tensor, target: Tensor) -> Tensor:
     return (error.abs() + torch.log1p((-2 * error.abs()).exp())).mean()
 
 
-OUTPUTS: dict[Any, Callable[[Model, Tensor, Tensor, Tensor], tuple[Tensor, ...]]] = {
-    "residual": lambda model, x, y, classes: (model(x) - y, *model.late),
-    "mse": lambda model, x, y, classes: (model(x), y),
-    "cross_entropy": lambda model, x, y, classes: (model(x), classes),
-    log_cosh: lambda model, x, y, classes: (model(x), y),
-}
+def objective_of(model: Model) -> Objective:
+    """The squares of the first batch, and of the late parameters."""
+    x, y, _ = batch(0, model.dtype)
 
+    def late(u: Any, x: Tensor) -> Tensor:
+        return torch.cat(list(model.late)) + 0 * u(x).sum()
 
-def loss_of_outputs(kind: Any, found: tuple[Tensor, ...]) -> Tensor:
-    if kind == "residual":
-        return sum(tensor.square().mean() for tensor in found)
-    if kind == "mse":
-        return (found[0] - found[1]).square().mean()
-    return (cross_entropy if kind == "cross_entropy" else kind)(*found)
+    return Objective(model, fit=Term(lambda u, x, y: u(x) - y, (x, y)), late=Term(late, x[:1]))
 
 
 @dataclass(frozen=True)
@@ -98,10 +93,6 @@ class Recipe:
     base: str
     accelerator: type[optim.Optimizer]
     options: dict[str, Any]
-    outputs: Any = log_cosh
-    """The kind of loss; for GaussNewton, that of its option."""
-    by: str = "loss_fn"
-    """The argument of ``step`` that brings the batch."""
 
     def base_of(self, groups: list[dict[str, Any]]) -> optim.Optimizer:
         return BASES[self.base](groups)
@@ -121,8 +112,12 @@ class Recipe:
 
     @property
     def leaves_idle(self) -> bool:
-        """LBFGS moves all parameters along its direction, with gradient or without."""
-        return self.base != "lbfgs"
+        """LBFGS moves all parameters along its direction, with gradient or without, and so do jumps."""
+        return self.base != "lbfgs" and not self.jumps_by_rows
+
+    @property
+    def jumps_by_rows(self) -> bool:
+        return issubclass(self.accelerator, GaussNewton)
 
 
 @dataclass
@@ -135,22 +130,31 @@ class World:
     steps: int = 0
     schedule: str = ""
     scheduler: Any = field(default=None)
+    objectives: dict[str, Objective] = field(default_factory=dict)
 
     def loss(self, i: int) -> Tensor:
-        outputs = loss_of_outputs(self.recipe.outputs, self.outputs(i))
-        return outputs + 0.1 * sum(torch.cosh(param.clamp(-5, 5)).sum() for param in self.model.late)
+        if self.recipe.jumps_by_rows:
+            return self.objective().draw().loss()
+        x, y, _ = batch(i % BATCHES, self.model.dtype)
+        late = sum(torch.cosh(param.clamp(-5, 5)).sum() for param in self.model.late)
+        return log_cosh(self.model(x), y) + 0.1 * late
 
-    def outputs(self, i: int) -> tuple[Tensor, ...]:
-        return OUTPUTS[self.recipe.outputs](self.model, *batch(i % BATCHES, self.model.dtype))
+    def objective(self) -> Objective:
+        """That of the model, made anew where the model or its type is another one."""
+        known = self.objectives.get("now")
+        if known is None or known.model is not self.model or known.terms["late"].samples[0].dtype != self.model.dtype:
+            self.objectives["now"] = objective_of(self.model)
+        return self.objectives["now"]
 
     def step(self, gradients: str = "true", closure: bool = True, given: str = "with the step") -> None:
         """One step of the optimizer and of the scheduler, with gradients as named in ``SPOILED``."""
         i = self.steps
-        context = {self.recipe.by: {"loss_fn": self.loss, "outputs": self.outputs}[self.recipe.by]}
-        context = {name: partial(function, i) for name, function in context.items()}
-        if given == "ahead":
+        torch.manual_seed(i)  # GaussNewton shuffles samples
+        rows = self.recipe.jumps_by_rows
+        context: dict[str, Any] = {"objective": self.objective()} if rows else {"loss_fn": partial(self.loss, i)}
+        if given == "ahead" or (rows and given == "with the step" and isinstance(self.optimizer, GaussNewton)):
             self.optimizer.set_batch(**context)
-        arguments = context if given == "with the step" else {}
+        arguments = context if given == "with the step" and not rows else {}
         evaluate = partial(self.evaluate, i, gradients)
         if closure or self.recipe.base == "lbfgs":
             loss = self.optimizer.step(evaluate, **arguments)
@@ -195,7 +199,7 @@ class World:
 
     def like(self, model: Model, optimizer: Any) -> "World":
         """This run, to be continued by another model and optimizer."""
-        other = replace(self, model=model, optimizer=optimizer, schedule="", scheduler=None)
+        other = replace(self, model=model, optimizer=optimizer, schedule="", scheduler=None, objectives={})
         if self.scheduler is not None:
             rates = [group["lr"] for group in optimizer.param_groups]
             other.attach(self.schedule)

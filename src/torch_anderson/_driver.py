@@ -183,7 +183,12 @@ class Driver(ABC):
 
     def check(self, found: dict[Tensor, Entries]) -> None:
         """Raise ValueError if entries from a checkpoint do not fit; nothing has changed then."""
-        checkpoint.check(found, self.kind, self.shapes())
+        checkpoint.check(found, self.kind, self.shapes(), self.saved().numbers)
+        if found:
+            try:
+                type(self)(self.base, self.options).load_numbers(found)  # without parameters: next to no memory
+            except (ArithmeticError, LookupError, TypeError, ValueError) as problem:
+                raise checkpoint.damaged(checkpoint.STATE, f"cannot be read ({problem})") from problem
 
     def entries(self, only: Tensor | None = None) -> dict[Tensor, Entries]:
         """What a checkpoint holds for each parameter, or for one of them; nothing before the first step."""

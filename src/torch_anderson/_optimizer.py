@@ -160,7 +160,7 @@ class WrappedOptimizer(Optimizer, ABC):
     @property
     def state(self) -> Any:  # type: ignore[override]
         """The base's state, in which our entries appear with names that begin with ``anderson_``."""
-        return StateView(self.base, self._entries)
+        return StateView(self.base, self._entries, partial(self._start_over, self.base, {}))
 
     @state.setter
     def state(self, state: Any) -> None:
@@ -232,7 +232,6 @@ class WrappedOptimizer(Optimizer, ABC):
         for hook in self._optimizer_load_state_dict_pre_hooks.values():
             state_dict = hook(self, state_dict) or state_dict
         base_part, found = checkpoint.split(state_dict, self.base.param_groups)
-        self._suit(found)
         self._driver.check(found)
         took_part = [takes_part(group) for group in self.base.param_groups]
         self.base.load_state_dict(base_part)
@@ -243,14 +242,10 @@ class WrappedOptimizer(Optimizer, ABC):
         for post_hook in self._optimizer_load_state_dict_post_hooks.values():
             post_hook(self)
 
-    def _suit(self, found: dict[Tensor, checkpoint.Entries]) -> None:
-        """Choose the driver that made the entries of a checkpoint, where there is a choice."""
-
     def _start_over(self, base: Optimizer, found: dict[Tensor, checkpoint.Entries]) -> None:
         """Replace the driver by a new one that goes on from what was found; hooks stay."""
         options, hooks = self.options, self._driver.hooks
         self._driver = self._make_driver(base, options)
-        self._suit(found)
         self._driver.hooks = hooks
         if found:
             space = Space(base.param_groups, options.process_group, self._driver.shard)

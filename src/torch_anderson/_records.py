@@ -10,8 +10,8 @@ import torch
 
 SKIPPED = (
     *("short_history", "converged", "nonfinite", "outside_write", "no_gain", "noisy", "no_descent", "no_loss"),
-    *("no_outputs", "nonfinite_outputs", "outputs_wrote", "outputs_changed", "random_outputs", "constant_outputs"),
-    *("integer_outputs", "loss_domain", "other_rank", "outside_parameters", "no_rows"),
+    *("no_objective", "given_samples", "nonfinite_outputs", "outputs_wrote", "random_outputs", "constant_outputs"),
+    *("other_rank", "outside_parameters", "no_rows"),
 )
 REJECTED = ("nonfinite", "too_long", "gradient", "loss", "residual", "outside_write")
 COUNTS = (
@@ -69,6 +69,11 @@ class JumpRecord:
     def accepted(self) -> bool:
         """Whether the weights jumped."""
         return not self.cause
+
+    @property
+    def length(self) -> float:
+        """Length of the jump, |candidate - w|."""
+        return self.step_ratio * self.residual_norm
 
     @property
     def gain(self) -> float:

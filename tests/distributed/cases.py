@@ -64,7 +64,7 @@ ELEMENTWISE = {
     "half of the way, Adam": case(
         *(ADAM, staircase, 69, {"period": 3, "history_size": 2, "relaxation": 0.5}, ANY, {"regularization": 0.1})
     ),
-    "residual, Adam": case(ADAM, constant, 69, {"period": 3, "history_size": 2}, TAME),
+    "residual, Adam": case(ADAM, constant, 69, {"period": 3, "history_size": 2}, TAME, {"safeguard": "residual"}),
     "ratios that change": case(SGD, diverging, 66, {"period": 3, "history_size": 3}, ANY),
 }
 

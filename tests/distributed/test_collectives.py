@@ -93,10 +93,10 @@ def assert_one_more_for_the_loss(records: Records) -> None:
 
 
 def assert_one_more_at_the_step_after_a_jump(records: Records) -> None:
-    """Where the residual decides."""
+    """Where the residual decides; and one where it refuses."""
     pending, settled = False, 0
     for k, record in records:
-        assert sums(record) == (k % 3 == 0) + pending, k
+        assert sums(record) == (k % 3 == 0) + pending + record.get("rejected_residual", 0), k
         settled += pending
         rejected_now = record.get("rejected_too_long", 0) + record.get("rejected_nonfinite", 0)
         pending = bool(record.get("attempted", 0) and not rejected_now)
@@ -104,11 +104,12 @@ def assert_one_more_at_the_step_after_a_jump(records: Records) -> None:
 
 
 def assert_one_sum_for_a_gradient_that_decides_or_makes_a_jump(records: Records) -> None:
-    """None at the first three, which are only stored, nor at rest."""
+    """None at the first three, which are only stored, nor at rest; and one where it refuses."""
     for k, record in records:
-        assert sums(record) <= (k >= LOOK), k
+        refused = record.get("rejected_gradient", 0)
+        assert sums(record) <= (k >= LOOK) + refused, k
         decides = {name for name, count in record.items() if count and name.startswith(("att", "acc", "rej", "skip"))}
-        assert sums(record) == 1 or not decides, k
+        assert sums(record) == 1 + refused or not decides, k
     assert sum(record.get("accepted", 0) for _, record in records) >= 5
 
 

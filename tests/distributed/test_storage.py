@@ -13,7 +13,7 @@ from processes import run
 from torch import nn
 from torch.optim import SGD, Adam
 
-from benchmarks.problems import PROBLEMS
+from experiments.benchmarks.problems import PROBLEMS
 from torch_anderson import Anderson, Storage
 
 ROWS = ("anderson_point_diffs", "anderson_residual_diffs")

@@ -75,8 +75,12 @@ class Window:
         if point is None:
             self.space.read(self.newest)
         else:
-            for row, part in zip(self.newest, point, strict=True):
-                row.copy_(part)
+            self.replace_newest(point)
+
+    def replace_newest(self, point: Vector) -> None:
+        """Replace the newest point."""
+        for row, part in zip(self.newest, point, strict=True):
+            row.copy_(part)
 
     def clear(self) -> None:
         """Empty the window."""

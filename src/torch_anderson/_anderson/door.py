@@ -16,11 +16,12 @@ from .._options import Options, choice, integer, invalid, process_group_or_none,
 from .._tensors.evaluate import LossFn
 from .average import MovingAverage
 from .gradients import GradientDriver
+from .residual import unusable_gradients
 from .steps import StepDriver
 from .storage import Storage
 
 RESIDUALS = ("gradient", "step")
-SAFEGUARDS = {"gradient": ("gradient", None), "step": ("residual", "loss", None)}
+SAFEGUARDS = {"gradient": ("gradient", None), "step": ("gradient", "residual", "loss", None)}
 """Allowed safeguards for each kind of residual; the first is what ``"auto"`` means."""
 FEWEST = 2
 """Least ``history_size`` with gradients: fewer pairs cannot show noise."""
@@ -94,10 +95,11 @@ class Anderson(WrappedOptimizer):
             gradients.
         period: p, base steps between two jumps.
         warmup: base steps before the first pair is stored.
-        safeguard: test of a jump. ``"gradient"``: by the next gradient. With ``residual="step"``: ``"residual"``, the
-            paper's: the residual at the next step must be smaller, or step and jump are undone; ``"loss"``: a lower
-            loss than after the plain step, by the ``loss_fn`` given with the step (2 forward passes). ``"auto"``:
-            ``"gradient"`` or ``"residual"``. ``None``: no test.
+        safeguard: test of a jump. ``"gradient"``: by the next gradient. With ``residual="step"`` also:
+            ``"residual"``, the paper's: the residual at the next step must be smaller, or step and jump are undone;
+            ``"loss"``: a lower loss than after the plain step, by the ``loss_fn`` given with the step (2 forward
+            passes). ``"auto"``: ``"gradient"``; with steps of a base whose gradients cannot be used, such as LBFGS,
+            ``"residual"``. ``None``: no test.
         store_period: q, base steps between two stored pairs; a step that may jump always stores. This
             option and those down to ``max_jump`` are for ``residual="step"``.
         relaxation: beta, how far to go towards the accelerated weights.
@@ -155,7 +157,10 @@ class Anderson(WrappedOptimizer):
             process_group=process_group,
         )
         super().__init__(base, options)
-        if options.safeguard == "residual" and any(isinstance(part, Optimizer) for part in vars(base).values()):
+        by_residual = options.safeguard == "residual" or (
+            residual == "step" and options.safeguard == "gradient" and unusable_gradients(base) is not None
+        )
+        if by_residual and any(isinstance(part, Optimizer) for part in vars(base).values()):
             allowed = f"'loss' or None with {type(base).__name__}, whose inner optimizer cannot be restored"
             raise invalid("safeguard", options.safeguard, allowed)
 

@@ -1,4 +1,4 @@
-"""What acceleration by gradients keeps: pairs, the plain point, and the numbers of the pending jump."""
+"""What acceleration by gradients keeps: pairs, both ends of the pending jump, and its numbers."""
 
 from __future__ import annotations
 
@@ -16,6 +16,7 @@ from .._tensors.blocks import Space
 from .._tensors.checkpoint import STATE, Entries, Saved, Shapes, pack, padded, unpack, unpadded
 from .gram import Gram
 from .history import History
+from .jump_ends import JumpEnds
 from .residual import GradientResidual
 from .secants import Secants
 from .storage import Storage
@@ -86,7 +87,6 @@ class GradientMemory(Driver):
         """The problem that the gradient of this step completes; None if no jump is due."""
         self.record: JumpRecord | None = None
         """The record of the pending jump."""
-        self._version: int | None = None
         self.build(self.space)
 
     # ---------------------------------------------------------------------------------------------- in and out
@@ -97,14 +97,16 @@ class GradientMemory(Driver):
         return self.state.k
 
     def build(self, space: Space) -> None:
-        """Make room for pairs, for the pair that is being read, and for the plain point.
+        """Make room for pairs, for the pair that is being read, and for both ends of a pending jump.
 
-        Points are as ``GradientResidual`` reads and writes them, scaled by group; the plain point is not scaled.
+        Points are as ``GradientResidual`` reads and writes them, scaled by group; the ends of a jump are
+        weights as they are.
         """
         self.history = History(space, self.options.history_size, self.storage)
         self.gram = Gram(self.options.history_size)
         self.residual = GradientResidual(self.base, space)
-        self.point, self.gradient, self.plain = self.history.vector(), self.history.vector(), space.vector()
+        self.point, self.gradient = self.history.vector(), self.history.vector()
+        self.ends = JumpEnds(space)
 
     def clear(self, zero: bool = True) -> None:
         """Start a new history, and look for noise before the next jump."""
@@ -128,7 +130,8 @@ class GradientMemory(Driver):
             "residual_diffs": [rows.residual_diffs for rows in history.rows],
             "last_residual": [rows.last_residual for rows in history.rows],
             "last_point": history.last_point,
-            "plain": self.plain,
+            "plain": self.ends.plain,
+            "candidate": self.ends.candidate,
         }
         record = [float(getattr(self.record, name)) for name in NUMBERS] if self.record else []
         numbers = {
@@ -146,7 +149,9 @@ class GradientMemory(Driver):
 
     def shapes(self) -> Shapes:
         """Rows and points."""
-        return {"point_diffs": ("history_size", (self.options.history_size,)), "plain": ("residual", ())}
+        rows = ("history_size", (self.options.history_size,))
+        points = dict.fromkeys(("last_residual", "last_point", "plain", "candidate"), ("residual", ()))
+        return {"point_diffs": rows, "residual_diffs": rows, **points}
 
     def load_numbers(self, found: dict[Tensor, Entries]) -> None:
         """Continue where the entries were saved."""
@@ -159,4 +164,3 @@ class GradientMemory(Driver):
         self.stats.set_counters(entries["counts"].tolist())
         values = unpadded(entries["trial"])
         self.record = JumpRecord.from_numbers(values) if values else None
-        self._version = None

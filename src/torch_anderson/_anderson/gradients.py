@@ -1,8 +1,9 @@
 """The algorithm for gradients: every gradient, with the weights it was computed at, tells where to jump.
 
 1. Read the weights and the gradient before the base sees it, and add the pair to the history.
-2. If the weights are those of a jump, this gradient decides on it: it stays, and the base's momentum is zeroed; or it
-   becomes shorter, or is taken back, and the base makes no step.
+2. If a jump led here, this gradient decides on it: it stays, and the base's momentum is zeroed; or it becomes shorter,
+   or is subtracted from the weights, and the base makes no step. What other code has written to the weights since the
+   jump is never undone.
 3. Make the base's step; its end is the plain point, to which a refused jump returns.
 4. Jump from the weights of the gradient, not from the end of the base's step, to where the pairs say that the gradient
    vanishes (``secants``).
@@ -27,20 +28,21 @@ from .._calls import BaseStep, JumpRefused
 from .._driver import logger
 from .._ranks.placement import is_dtensor, local_part
 from .._records import JumpRecord
-from .._tensors.checkpoint import Entries
 from .gradient_memory import BRIEF_LOOK, FIRST_REST, LONGEST_PAUSE, LONGEST_REST, LOOK, GradientMemory
+from .jump_ends import FARTHEST
 from .noise import CERTAIN, PROBATION, has_changed, is_late_noise, is_noise
 from .residual import WHY_PLAIN, Reading
 from .secants import COARSE_RIDGE, RIDGE, Proposal, Secants
+from .slopes import LOADED, passes
 
-FLATTER, STEEPER = 0.3, 4.0
-"""A jump passes if the slope at its end is at most this part of the descent at its start, and the gradient at most so
-many times as long."""
 RETRIES = 6
 """Most times that a refused jump is shortened before the weights return to the plain point, which may be where the base
 alone is unstable. Before many jumps were accepted, ``TOO_MANY`` ends it after one or two."""
 SHORTEST, LONGEST = 0.1, 0.5
 """Limits of the part of a refused jump that is tried next."""
+SLIGHT = 0.1
+"""Length of what other code has written to the weights of a refused jump, in units of the jump, up to which the jump is
+shortened. After longer ones, as constraints make them, shortened jumps did harm (least squares on a sphere)."""
 GROWTH = 4.0
 """A jump may be this many times as long as the last accepted one."""
 MEMORY, TOO_MANY = 0.8, 0.4
@@ -81,32 +83,33 @@ class GradientDriver(GradientMemory):
     def measure(self) -> bool:
         """Take in the gradient before the base sees it; False if it refuses the jump that led here.
 
-        A pending jump stays, undecided, where gradients can no longer be compared (``reset_history`` cancels it) and
-        where other code has written to the weights.
+        A pending jump is also refused where gradients can no longer be compared.
         """
         if not self.space.blocks:
             return True
         state, history = self.state, self.history
-        disturbed = self.overwritten()
         reading = self.residual.read(self.point, self.gradient)
+        if reading is Reading.NO_GRADIENT:
+            return True
+        if reading is not Reading.COMPARABLE and state.pending:
+            self.take_back()
+            self.forget()
+            return False
         if reading is Reading.NOT_COMPARABLE:
-            self.reset_history()
-        elif reading is not Reading.COMPARABLE:
-            if reading in WHY_PLAIN:
-                self.tell_once(WHY_PLAIN[reading].format(name=type(self.base).__name__))
+            self.forget()
+        elif reading in WHY_PLAIN:
+            self.tell_once(WHY_PLAIN[reading].format(name=type(self.base).__name__))
             return True
         self.point = history.store(self.point, self.gradient)
         state.k += 1
         state.look = max(state.look - 1, 0)
         if state.look or history.pairs < 2:
             return True
-        disturbed = self.gram.take_in(history, self.space.ranks, disturbed)
+        self.gram.take_in(history, self.space.ranks)
         secants = Secants(self.gram.matrix, history.newest_first, RIDGE if history.fine else COARSE_RIDGE)
-        if state.pending and disturbed:
-            self.cancel()
         if state.pending and not self.settle(secants):
             return False
-        if not secants.finite:
+        if not history.pairs or not secants.finite:
             self.forget()
         elif state.k % self.options.period == 0:
             self.secants = secants
@@ -136,47 +139,68 @@ class GradientDriver(GradientMemory):
         state, norm, fitted = self.state, secants.gradient_norm, proposal.fitted
         state.length, state.descent, state.norm, state.reach = proposal.length, proposal.descent, norm, -1.0
         self.space.refresh()  # the base may have given the parameters other memory
-        self.space.read(self.plain)
-        self.history.subtract(proposal.weights, self.point)
-        self.residual.write(self.point)
+        self.space.read(self.ends.plain)
         coefficient_norm, ratio = hypot(*fitted.values), proposal.length / norm
         columns = fitted.rank, len(fitted.values)
-        self.attempt(JumpRecord(state.k, norm, norm * proposal.gain, *columns, coefficient_norm, step_ratio=ratio))
+        record = JumpRecord(state.k, norm, norm * proposal.gain, *columns, coefficient_norm, step_ratio=ratio)
+        self.combine(proposal.weights)
+        self.attempt(record)
+
+    def combine(self, weights: list[float]) -> None:
+        """Let ``point`` be the newest stored point minus the rows with these weights."""
+        self.history.subtract(weights, self.point)
+        self.residual.unscale(self.point)
+
+    def attempt(self, record: JumpRecord, everything: bool = False) -> None:
+        """Set the weights to ``point``; the next gradient decides on it."""
+        self.stats.counts["attempted"] += 1
+        self.record = record
+        if self.space.overflows(self.point, self.state.length):
+            self.state.radius = self.state.length / 2
+            self.conclude("nonfinite")
+            return
+        self.space.write(self.point, everything)
+        self.state.pending = True
         if self.options.safeguard is None:
             self.accept()
-
-    def attempt(self, record: JumpRecord) -> None:
-        """Mark a jump as pending: the next gradient decides on it."""
-        self.state.pending, self.record = True, record
-        self.stats.counts["attempted"] += 1
-        self.watch()
+        else:
+            self.space.read(self.ends.candidate)
 
     def settle(self, secants: Secants) -> bool:
-        """Decide on the pending jump by the gradient at its end; False if it does not stay."""
+        """Decide on the pending jump by the gradient at its end; False if it does not stay.
+
+        The first gradient after a jump compares slopes along the displacement of the weights, with what other code has
+        written to them; after that, along the jump. Where other weights were loaded, nothing is decided: they stay, and
+        the history restarts.
+        """
         state = self.state
+        if secants.newest_length > LOADED * (secants.older_path + state.length / abs(state.reach)):
+            self.cancel()
+            self.forget()
+            return True
         slope = state.reach * secants.along_newest
-        if slope <= FLATTER * state.descent and secants.gradient_norm <= STEEPER * state.norm:
+        descent = secants.before_along_newest if not state.tries else state.descent
+        if passes(slope, descent, secants.gradient_norm, state.norm):
             self.accept()
             return True
         record, tries = self.record, state.tries
-        self.refuse()
+        written = self.separate_writes()
+        self.refuse("gradient" if written <= FARTHEST else "outside_write")
         if not secants.finite:
             self.forget()
-            self.go_back()
-            return False
+            return self.go_back(written)
         proven = state.proven >= PROBATION
         changed = tries > 0 and proven and has_changed(secants, tries + 1)
         hopeless = state.refusals > TOO_MANY and (not proven or is_late_noise(secants, tries + 1))
-        if changed or hopeless or tries == RETRIES:
-            self.go_back(changed)
-        else:
-            self.shorten(secants, slope, record, tries)
+        if changed or hopeless or tries == RETRIES or written > SLIGHT:
+            return self.go_back(written, changed)
+        self.shorten(secants, slope, record, tries, written > 0)
         return False
 
-    def refuse(self) -> None:
-        """Count a jump that does not stay."""
+    def refuse(self, cause: str = "gradient") -> None:
+        """Count a jump that has failed its test."""
         self.state.refusals = MEMORY * self.state.refusals + 1 - MEMORY
-        self.conclude("gradient")
+        self.conclude(cause)
 
     @property
     def pending(self) -> bool:
@@ -188,9 +212,8 @@ class GradientDriver(GradientMemory):
 
         The driver calls it when gradients are cleared (``gradients_cleared``).
         """
-        if not self.overwritten():
-            self.refuse()
-            self.go_back()
+        self.refuse()
+        self.go_back(self.separate_writes())
 
     def accept(self) -> None:
         """Let the jump stay."""
@@ -211,32 +234,53 @@ class GradientDriver(GradientMemory):
         if moments := [local_part(x) if is_dtensor(x) else x for x in kept if isinstance(x, Tensor)]:
             torch._foreach_zero_(moments)
 
-    def shorten(self, secants: Secants, slope: float, record: JumpRecord | None, tries: int) -> None:
-        """Try a part of the refused jump: up to where a straight line through the slopes at both ends is 0."""
+    def shorten(self, secants: Secants, slope: float, record: JumpRecord | None, tries: int, overwritten: bool) -> None:
+        """Try a part of the refused jump: up to where a straight line through the slopes at both ends is 0.
+
+        It begins at the weights of the gradient before it. If other code has written to the weights, that would undo
+        a part of the write; then it begins at the plain point.
+        """
         state = self.state
         part = min(max(state.descent / (state.descent + slope) if slope > 0 else 0.0, SHORTEST), LONGEST)
-        weights = [0.0] * len(secants.matrix)
-        weights[secants.s(secants.slots[0])] = (1 - part) * state.reach
-        self.history.subtract(weights, self.point)
-        self.residual.write(self.point, everything=True)
+        if overwritten:
+            for target, jump, plain in zip(self.point, self.ends.candidate, self.ends.plain, strict=True):
+                target.copy_(plain).add_(jump, alpha=part)
+        else:
+            weights = [0.0] * len(secants.matrix)
+            weights[secants.s(secants.slots[0])] = (1 - part) * state.reach
+            self.combine(weights)
         state.reach = part / (1 - part)
         state.descent *= part
         state.length *= part
         state.radius = state.length
         state.tries = tries + 1
         assert record is not None
-        self.attempt(replace(record, step_ratio=part * record.step_ratio))
+        self.attempt(replace(record, step_ratio=part * record.step_ratio), everything=True)
 
-    def go_back(self, changed: bool = False) -> None:
-        """Return to the plain point; rest if too many jumps were refused, for long if the function has changed."""
+    def go_back(self, written: float, changed: bool = False) -> bool:
+        """Return to the plain point; rest if too many jumps were refused, for long if the function has changed.
+
+        ``written``: how far other code has moved the weights since, in units of the jump. Above ``FARTHEST``, other
+        weights were loaded: they stay, and the history restarts. Returns whether they stay.
+        """
         state = self.state
-        self.space.write(self.plain, everything=True)
+        stays = not written <= FARTHEST
+        if stays:
+            self.forget()
+        else:
+            self.space.write(self.ends.plain, everything=True)
         state.radius = state.length / 2
         if changed or state.refusals > TOO_MANY:
             self.rest()
         if changed:
             self.resting, state.smooth = state.pause, False
             state.pause = min(LONGER * state.pause, LONGEST_PAUSE)
+        return stays
+
+    def separate_writes(self) -> float:
+        """Length of what other code has written since the jump, in units of the jump."""
+        self.space.read(self.point)
+        return self.ends.separate_writes(self.point)
 
     def rest(self) -> None:
         """Leave the next steps to the base, then look again."""
@@ -258,7 +302,7 @@ class GradientDriver(GradientMemory):
         """Count and report the end of an attempt."""
         self.stats.counts[f"rejected_{cause}" if cause else "accepted"] += 1
         self.state.pending, self.state.tries = False, 0
-        record, self.record, self._version = self.record, None, None
+        record, self.record = self.record, None
         assert record is not None
         self.report(partial(replace, record, cause=cause))
 
@@ -267,30 +311,6 @@ class GradientDriver(GradientMemory):
         self.stats.describe = describe
         if self.hooks or logger.isEnabledFor(logging.DEBUG):
             self.publish()
-
-    # ---------------------------------------------------------------------------------------------- outside writes
-
-    def watch(self) -> None:
-        """Remember the parameters' versions while a jump is pending."""
-        self._version = self.space.version() if self.state.pending else None
-
-    def overwritten(self) -> bool:
-        """Whether other code has written to the weights of a pending jump."""
-        return self._version is not None and self._version != self.space.version()
-
-    def idle(self, base_step: BaseStep) -> Any:
-        """Go on with a pending jump: a step at rate 0 writes to the weights, but does not move them."""
-        disturbed = self.overwritten()
-        loss = super().idle(base_step)
-        if not disturbed:
-            self.watch()
-        return loss
-
-    def entries(self, only: Tensor | None = None) -> dict[Tensor, Entries]:
-        """What a checkpoint holds; a pending jump that other code has overwritten is not saved."""
-        if self.space.ranks.size == 1 and self.overwritten():
-            self.cancel()
-        return super().entries(only)
 
     def cancel(self) -> None:
         """Let a pending jump stay, undecided."""

@@ -15,8 +15,6 @@ from itertools import accumulate
 from math import isfinite, nan, sqrt
 from operator import mul
 
-import torch
-
 from .._ranks.ranks import Ranks
 from .history import History
 
@@ -94,6 +92,13 @@ class Problem:
             weights[size + 1 + slot] = relaxation * g
         return self._measured(weights)
 
+    def shortened(self, jump: Jump, length: float) -> Jump:
+        """The part of a jump that has this length: w + s (r - e), the last point minus (1 - s) r + s e."""
+        part = length / jump.length
+        weights = [part * weight for weight in jump.weights]
+        weights[len(weights) // 2] += (1 - part) * self.rates[-1]
+        return Jump(weights, length)
+
     def _measured(self, weights: list[float]) -> Jump:
         """The jump r - e, whose length follows from the products of the rows that e is made of."""
         size, rate = len(weights) // 2, self.rates[-1]
@@ -156,28 +161,25 @@ class Gram:
         self.take_in(history, ranks)
         return self._problem(history.newest_first, history.rates, regularization)
 
-    def take_in(self, history: History, ranks: Ranks, disturbed: bool = False) -> bool:
-        """Add the products of new rows, over all ranks; one small message. Returns whether any rank is disturbed."""
+    def take_in(self, history: History, ranks: Ranks) -> None:
+        """Add the products of new rows, over all ranks; one small message."""
         wanted, own = history.new_products(self.exact)
-        if ranks.size > 1:
-            flag = torch.tensor([float(disturbed)], dtype=own.dtype).to(own.device)
-            *flat, flags = ranks.sum(torch.cat([own.flatten(), flag])).tolist()
-            products = [flat[i : i + own.shape[1]] for i in range(0, len(flat), own.shape[1])]
-            disturbed = flags > 0
-        else:
-            products = own.tolist()
+        products = (ranks.sum(own) if ranks.size > 1 else own).tolist()
         others = wanted if own.shape[1] == len(wanted) else range(len(self.matrix))
         for i, row in zip(wanted, products, strict=True):
             for j, product in zip(others, row, strict=True):
                 self.matrix[i][j] = self.matrix[j][i] = product
-        return disturbed
+
+    def path(self, slots: list[int]) -> float:
+        """Length of the path through the stored points."""
+        first = self.size + 1
+        return sum([sqrt(max(self.matrix[first + i][first + i], 0.0)) for i in slots])
 
     def _problem(self, slots: list[int], rates: list[float], regularization: float) -> Problem:
         matrix, size = self.matrix, self.size
         gram = [[matrix[i][j] for j in slots[: a + 1]] for a, i in enumerate(slots)]
         residual_sq, rhs = matrix[size][size], [matrix[i][size] for i in slots]
-        path = sum([sqrt(max(matrix[size + 1 + i][size + 1 + i], 0.0)) for i in slots])
-        posed = Problem(gram, rates[-1] * sqrt(residual_sq), path, rates, slots, matrix, NO_SOLUTION)
+        posed = Problem(gram, rates[-1] * sqrt(residual_sq), self.path(slots), rates, slots, matrix, NO_SOLUTION)
         if posed.finite:
             posed.solution = solve(gram, rhs, regularization)
             posed.gain = sqrt(max(1 - posed.solution.fitted_sq / residual_sq, 0.0)) if residual_sq else 0.0

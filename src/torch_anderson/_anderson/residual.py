@@ -151,42 +151,49 @@ their steps keep their length however small the gradient is, and the decay is ne
 """
 
 
+def unusable_gradients(base: Optimizer) -> Reading | None:
+    """Why gradients do not show where the base's minimum is; None if they do."""
+    if isinstance(base, torch.optim.LBFGS):
+        return Reading.OWN_PAIRS
+    if isinstance(base, COUPLED) or type(base).__module__.startswith("torch.optim"):
+        return None
+    decays = any(takes_part(group) and group.get("weight_decay") for group in base.param_groups)
+    return Reading.UNKNOWN_DECAY if decays else None
+
+
 class GradientResidual:
     """The pair at w is (w, g), g the gradient of the function that the base descends: with coupled weight decay.
 
     Groups may have different learning rates. Both are then scaled, w / root and g root, as if all groups had the same
     rate and the function were another one: the metric is that of the base's steps. A group whose rate is 0, or next to
-    nothing, is not moved.
+    nothing, is not moved. Without ``scaled``, both are read as they are.
     """
 
-    def __init__(self, base: Optimizer, space: Space):
+    def __init__(self, base: Optimizer, space: Space, scaled: bool = True):
         self._base = base
         self._space = space
+        self._scaled = scaled
         self.rates: list[float] = []
         """The learning rates of the groups that take part, when the gradient was last read."""
         self._functions: list[tuple[bool, float]] | None = None
         """What these groups added to the gradient then; None if unknown."""
         self._settings: list[list[Setting]] = []
         """Those of the parameters of each block; empty if they add nothing."""
-        self._own_pairs = isinstance(base, torch.optim.LBFGS)
         self._coupled = isinstance(base, COUPLED)
-        self._known = self._coupled or type(base).__module__.startswith("torch.optim")
-        """Whether it is known how the base applies weight decay."""
 
     def read(self, point: Vector, gradient: Vector) -> Reading:
         """Read w and g, unless there is no gradient, or not of a function that has its minimum where the base ends."""
-        space, groups = self._space, [group for group in self._base.param_groups if group.get("anderson", True)]
-        if self._own_pairs:
-            return Reading.OWN_PAIRS
-        if not self._known and any(group.get("weight_decay") for group in groups):
-            return Reading.UNKNOWN_DECAY
+        space, groups = self._space, [group for group in self._base.param_groups if takes_part(group)]
+        if reason := unusable_gradients(self._base):
+            return reason
         if space.ranks.size == 1 and all(p.grad is None for p in space.params):
             return Reading.NO_GRADIENT
         before, self.rates = self.rates, learning_rates(groups)
         most = max(self.rates) or 1.0
         found = [self._setting(group, rate / most) for group, rate in zip(groups, self.rates, strict=True)]
         functions, self._functions = self._functions, [(setting.maximize, setting.decay) for setting in found]
-        comparable = not before or (functions in (None, self._functions) and same_ratios(before, self.rates))
+        same_metric = not self._scaled or same_ratios(before, self.rates)
+        comparable = not before or (functions in (None, self._functions) and same_metric)
         self._settings = []
         if any(setting != PLAIN for setting in found):
             owners = {p: found[i] for i, group in enumerate(groups) for p in group["params"]}
@@ -203,7 +210,8 @@ class GradientResidual:
         decay = 0.0
         if self._coupled and not group.get("decoupled_weight_decay", False):
             decay = float(group.get("weight_decay") or 0.0) + float(group.get("lambd") or 0.0)
-        return Setting(bool(group.get("maximize")), decay, sqrt(share) if share > NEXT_TO_NOTHING else 0.0)
+        root = sqrt(share) if share > NEXT_TO_NOTHING else 0.0
+        return Setting(bool(group.get("maximize")), decay, root if self._scaled else 1.0)
 
     def _adjust(self, point: Vector, gradient: Vector) -> None:
         for block, settings, w, g in zip(self._space.blocks, self._settings, point, gradient, strict=True):
@@ -222,11 +230,8 @@ class GradientResidual:
                 torch._foreach_mul_(gradients, [setting.root for setting in settings])
                 torch._foreach_div_(weights, [setting.root or inf for setting in settings])
 
-    def write(self, point: Vector, everything: bool = False) -> None:
-        """Set the weights to a point as it was read; ``point`` is overwritten.
-
-        ``everything``: also parameters without a gradient at this step. Groups that are not moved stay as they are.
-        """
+    def unscale(self, point: Vector) -> None:
+        """Turn a point as it was read into weights. Groups that are not moved stay as they are."""
         for block, settings, w in zip(self._space.blocks, self._settings, point, strict=False):
             roots = [setting.root for setting in settings]
             if any(root != 1 for root in roots):
@@ -234,7 +239,6 @@ class GradientResidual:
                 for root, piece, view in zip(roots, block.pieces(w), block.views, strict=True):
                     if not root:
                         piece.copy_(view)
-        self._space.write(point, everything)
 
 
 def largest(numbers: Sequence[Tensor]) -> Tensor:

@@ -59,6 +59,12 @@ class Secants:
         """|g|"""
         self.along_newest = matrix[self.g][self.s(slots[0])]
         """Inner product of g with the newest difference of points."""
+        self.before_along_newest = self.along_newest + self._curvature(slots[0])
+        """Inner product of the gradient before g with that difference."""
+        self.newest_length = sqrt(matrix[self.s(slots[0])][self.s(slots[0])])
+        """Length of that difference, and ..."""
+        self.older_path = sum([sqrt(matrix[self.s(i)][self.s(i)]) for i in slots[1:]])
+        """... of the path through the points before it."""
         rows = [self.g, *slots, *map(self.s, slots)]
         self.finite = isfinite(sum([matrix[i][i] for i in rows]))
         """Whether all products are finite; the diagonal bounds the rest."""

@@ -16,9 +16,11 @@ from .._tensors.checkpoint import STATE, Entries, Saved, Shapes, pack, padded, u
 from .average import Window
 from .gram import Gram
 from .history import History
+from .jump_ends import JumpEnds
 from .residual import StepResidual
+from .slopes import Slopes
 from .storage import Storage
-from .trial import NextResidual, Trial
+from .trial import Trial
 
 
 @dataclass
@@ -26,7 +28,10 @@ class StepState:
     """The numbers of a checkpoint, besides vectors, the Gram matrix, learning rates and counters; in this order."""
 
     k: int
-    disturbed: bool
+    rest: int
+    """Length of the last rest, in base steps."""
+    wait: int
+    """Base steps still to make without a jump."""
     comparable: bool
     pairs: int
     fresh: int
@@ -45,9 +50,9 @@ class StepMemory(Driver):
         super().__init__(base, options, self.storage.shard)
         self.k = 0
         """Base steps that changed parameters."""
-        self.disturbed = False
-        """Whether other code has written to the weights of a pair, which other ranks may not know."""
-        self.trial = Trial(NextResidual())
+        self.rest, self.wait = 0, 0
+        """Steps of the last rest, and those still to make without a jump, after jumps that gradients refused."""
+        self.trial = Trial()
         self._version: int | None = None
         self.build(self.space)
 
@@ -62,6 +67,8 @@ class StepMemory(Driver):
         self.gram = Gram(self.options.history_size)
         self.residual = StepResidual(self.base, space, self.history.vector(), self.history.vector())
         self.window = Window(self.options.average, space) if self.options.average else None
+        self.ends = JumpEnds(space) if self.options.safeguard in ("gradient", "residual") else None
+        self.slopes = Slopes(self.base, space, self.history) if self.options.safeguard == "gradient" else None
 
     def forget(self) -> None:
         """Forget every pair."""
@@ -82,9 +89,14 @@ class StepMemory(Driver):
         }
         if window:
             vectors["window"] = window.points
+        if self.ends:
+            vectors |= {"plain": self.ends.plain, "candidate": self.ends.candidate}
+        if self.slopes:
+            vectors["gradient"] = self.slopes.before
         state = StepState(
             k=self.k,
-            disturbed=self.disturbed,
+            rest=self.rest,
+            wait=self.wait,
             comparable=pair.comparable,
             pairs=history.pairs,
             fresh=history.fresh,
@@ -99,29 +111,37 @@ class StepMemory(Driver):
             "group_rates": padded(pair.group_rates, len(self.base.param_groups)),
             "counts": torch.tensor(self.stats.counters(), dtype=torch.float64),
         }
-        if self.options.safeguard != "residual":
+        if self.ends:
+            numbers["trial"] = self.trial.numbers()
+        if not self.ends or (self.slopes and self.slopes.usable):
             return Saved(vectors, numbers)
-        return Saved(vectors, numbers | {"trial": self.trial.numbers()}, partial(self.trial.entries, self.base))
+        return Saved(vectors, numbers, partial(self.trial.entries, self.base))
 
     def bytes(self) -> int:
         """Memory of rows and points, with the pair that is being measured."""
         pair = self.residual.point, self.residual.start
-        return super().bytes() + sum(part.nbytes for vector in pair for part in vector)
+        vectors = (*pair, self.slopes.now) if self.slopes else pair
+        return super().bytes() + sum(part.nbytes for vector in vectors for part in vector)
 
     def shapes(self) -> Shapes:
         """Rows, points, and what depends on options."""
         m, average = self.options.history_size, self.options.average
         return {
             "point_diffs": ("history_size", (m,)),
-            "last_point": ("history_size", ()),
+            "residual_diffs": ("history_size", (m,)),
+            "last_residual": ("residual", ()),
+            "last_point": ("residual", ()),
             "window": ("average", (average.window,) if average else None),
+            "plain": ("safeguard", () if self.ends else None),
+            "candidate": ("safeguard", () if self.ends else None),
+            "gradient": ("safeguard", () if self.slopes else None),
         }
 
     def load_numbers(self, found: dict[Tensor, Entries]) -> None:
         """Continue where the entries were saved."""
         entries = next(iter(found.values()))
         state = unpack(StepState, entries[STATE])
-        self.k, self.disturbed = state.k, state.disturbed
+        self.k, self.rest, self.wait = state.k, state.rest, state.wait
         pair, history = self.residual, self.history
         pair.comparable = state.comparable
         pair.group_rates = unpadded(entries["group_rates"])
@@ -130,7 +150,7 @@ class StepMemory(Driver):
         self.stats.set_counters(entries["counts"].tolist())
         if self.window:
             self.window.count, self.window.stale = state.window_count, state.window_stale
-        if self.options.safeguard == "residual" and "trial" in entries:
+        if self.ends and "trial" in entries:
             self.trial.load(entries["trial"])
             for param, kept in found.items():
                 self.trial.load_entries(param, kept)

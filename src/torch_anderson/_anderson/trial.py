@@ -1,4 +1,4 @@
-"""Jumps that the residual of the next step decides: the test, and the way back for weights and base if it fails."""
+"""Jumps that wait for their test, and the way back for the base if its step has to be undone."""
 
 from collections.abc import Iterator
 from copy import deepcopy
@@ -10,11 +10,9 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from .._ranks.placement import is_dtensor, local_part
-from .._ranks.ranks import Ranks
 from .._records import NUMBERS, JumpRecord
 from .._tensors.checkpoint import Entries, padded, unpadded
 from .._tensors.members import members, takes_part
-from .residual import StepResidual
 
 CONSTANT = frozenset({int, float, str, bool, type(None)})
 """Types that need no copy."""
@@ -26,19 +24,32 @@ BASE = "base_"
 class Trial:
     """A jump that waits for its test, and what is needed to take it back.
 
-    ``NextResidual`` is the test; another one would measure something else, before or after the next base step.
+    The test is the next gradient, which the base has not seen yet, or the next residual: the paper's test, which is
+    noisy, since the two residuals come from two batches. Then the base has made a step, which is undone.
     """
 
-    test: "NextResidual"
+    norm: float = 0.0
+    """|r| / rate before the jump, if the next residual decides; otherwise 0."""
     state: "Snapshot" = field(default_factory=lambda: Snapshot())
-    """The base's state at the jump."""
+    """The base's state at the jump, if the next residual decides."""
     record: JumpRecord | None = None
     """The record of the jump that waits; None if there is none."""
 
-    def begin(self, base: Optimizer, norm: float, record: JumpRecord) -> None:
-        """Mark a jump as pending; the residual of its plain point has this norm."""
-        self.state.take(base)
-        self.test.norm, self.record = norm, record
+    @property
+    def by_residual(self) -> bool:
+        """Whether a jump waits for the next residual."""
+        return self.record is not None and self.norm > 0
+
+    @property
+    def by_gradient(self) -> bool:
+        """Whether a jump waits for the next gradient."""
+        return self.record is not None and not self.norm
+
+    def begin(self, record: JumpRecord, base: Optimizer | None = None, norm: float = 0.0) -> None:
+        """Mark a jump as pending; with the base and the norm of the plain point's residual, the next one decides."""
+        if base is not None:
+            self.state.take(base)
+        self.norm, self.record = norm, record
 
     def end(self) -> JumpRecord:
         """End the trial; returns its record."""
@@ -55,13 +66,13 @@ class Trial:
         """The pending record, for a checkpoint; NaN if there is none."""
         if self.record is None:
             return padded([], 1 + len(NUMBERS))
-        return padded([self.test.norm, *(float(getattr(self.record, name)) for name in NUMBERS)], 1 + len(NUMBERS))
+        return padded([self.norm, *(float(getattr(self.record, name)) for name in NUMBERS)], 1 + len(NUMBERS))
 
     def load(self, numbers: Tensor) -> None:
         """Undo ``numbers``."""
         values = unpadded(numbers)
         if values:
-            self.test.norm, *numbers_of_record = values
+            self.norm, *numbers_of_record = values
             self.record = JumpRecord.from_numbers(numbers_of_record)
 
     def entries(self, base: Optimizer, param: Tensor) -> Entries:
@@ -69,7 +80,7 @@ class Trial:
 
         If none is pending, a copy of the present state, since distributed checkpoints want names that do not change.
         """
-        kept = (self.state.state if self.record else base.state).get(param, {})
+        kept = (self.state.state if self.by_residual else base.state).get(param, {})
         return {BASE + str(name): _copied(x, None, []) for name, x in kept.items()} if isinstance(kept, dict) else {}
 
     def load_entries(self, param: Tensor, entries: Entries) -> None:
@@ -78,24 +89,6 @@ class Trial:
         found = {name: deepcopy(x) if name == "step" else _converted(deepcopy(x), param) for name, x in kept.items()}
         if found:
             self.state.state[param] = found
-
-
-class NextResidual:
-    """The paper's test: the residual after the jump must be smaller than the one before it.
-
-    The two come from two batches, so the test is noisy.
-    """
-
-    norm = 0.0
-    """|r| / rate before the jump."""
-
-    def passes(self, residual: StepResidual, ranks: Ranks, disturbed: bool) -> bool | None:
-        """Whether the residual just measured is smaller; None if other code wrote to the weights, on any rank."""
-        norm_sq = residual.norm_sq()
-        if ranks.size > 1:
-            norm_sq, others = ranks.sum(torch.tensor([norm_sq, float(disturbed)], dtype=torch.float64)).tolist()
-            disturbed = others > 0
-        return None if disturbed else norm_sq**0.5 / (residual.rate or 1.0) < self.norm
 
 
 class Snapshot:

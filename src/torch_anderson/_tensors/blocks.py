@@ -17,6 +17,9 @@ from .._ranks.placement import Parcel, Placement, Sliced, Whole, exchange, place
 from .._ranks.ranks import Ranks, world_size
 from .members import Group, flat_view, members, real_numbers, refuse_sparse, shaped_like, working_dtype
 
+SAFE = 1e8
+"""Displacements so many times shorter than the largest number of a type do not lead beyond it."""
+
 Vector = list[Tensor]
 """One flat tensor for each block: weights, or anything with as many numbers."""
 
@@ -147,11 +150,6 @@ class Block:
         left = set(self._without_gradient) if self._had_gradients else ()
         return [p.requires_grad and i not in left for i, p in enumerate(self.params)]
 
-    def idle(self, rates: Sequence[float]) -> list[slice]:
-        """The columns of parameters that the base leaves alone: those without gradient, or with learning rate 0."""
-        moves = [written and rate != 0 for written, rate in zip(self._written(), rates, strict=True)]
-        return [slice(*self.offsets[i : i + 2]) for i, moved in enumerate(moves) if not moved]
-
     def pieces(self, vector: Tensor) -> tuple[Tensor, ...]:
         """The vector as one tensor for each parameter."""
         known = self._pieces.get(id(vector))
@@ -239,23 +237,6 @@ class Space:
         if parcels:
             exchange(parcels)
 
-    def read_gradients(self, vector: Vector, groups: Sequence[Group]) -> None:
-        """Copy the gradients, times the learning rates in units of the largest, to a vector."""
-        for block, part, relative in zip(self.blocks, vector, self._rates(groups), strict=True):
-            block.read_gradients(part)
-            if relative.count(1.0) < len(relative):
-                torch._foreach_mul_(block.pieces(part), relative)
-
-    def idle(self, groups: Sequence[Group]) -> list[list[slice]]:
-        """The columns of each block that the base leaves alone."""
-        return [block.idle(rates) for block, rates in zip(self.blocks, self._rates(groups), strict=True)]
-
-    def _rates(self, groups: Sequence[Group]) -> list[list[float]]:
-        """Learning rates of the parameters of each block, in units of the largest."""
-        rates = {p: 1.0 if group.get("lr") is None else float(group["lr"]) for group in groups for p in group["params"]}
-        most = max(rates.values(), default=0.0) or 1.0
-        return [[rates[p] / most for p in block.params] for block in self.blocks]
-
     def note_gradients(self) -> None:
         """Remember, before a base step, which parameters it will leave alone."""
         for block in self.blocks:
@@ -268,6 +249,15 @@ class Space:
     def touched(self, version: int) -> bool:
         """Whether anybody wrote to the parameters, or gave them other memory, since they had this version."""
         return self.version() != version or any(block.moved_away() for block in self.blocks)
+
+    def overflows(self, vector: Vector, length: float) -> bool:
+        """Whether weights that are this far from the present ones are not finite in their own type, on any rank."""
+        limits = [torch.finfo(block.views[0].dtype).max for block in self.blocks]
+        if length * SAFE < min(limits):
+            return False
+        pairs = zip(vector, limits, strict=True)
+        bad = any(len(part) and not bool(part.abs().amax() <= limit) for part, limit in pairs)
+        return float(self.ranks.sum(torch.tensor(float(bad), dtype=torch.float64))) > 0
 
     def add_up(self, parts: Sequence[Tensor]) -> Tensor:
         """Sum numbers over blocks, each over the columns that this rank keeps, and over ranks; on the host."""

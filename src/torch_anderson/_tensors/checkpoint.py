@@ -21,7 +21,8 @@ from .members import Group, all_parameters, real_view, shaped_like
 
 PREFIX = "anderson_"
 """Begins the name of every entry that is not the base's."""
-VERSION = 2.0
+VERSION = 3.0
+"""Version of the schema; a checkpoint of another one is refused."""
 STATE = "state"
 
 Entries = dict[str, Any]
@@ -189,29 +190,49 @@ Shapes = dict[str, tuple[str, tuple[int, ...] | None]]
 """For each name: the option that it depends on, and its dimensions before the parameter's; None if it is not kept."""
 
 
-def check(found: dict[Tensor, Entries], kind: int, shapes: Shapes) -> None:
-    """Raise ValueError if entries do not fit the accelerator, its options or the parameters."""
+def check(found: dict[Tensor, Entries], kind: int, shapes: Shapes, numbers: dict[str, Tensor]) -> None:
+    """Raise ValueError if entries do not fit the accelerator, its options or the parameters, or are damaged.
+
+    ``numbers`` are small tensors of the shapes that entries of these names must have.
+    """
     for param, kept in found.items():
         state = kept.get(STATE)
-        if state is None or state[0] != VERSION:
-            raise ValueError("The checkpoint was made by another version of torch-anderson. Resume it with that one.")
+        if not isinstance(state, Tensor) or state.dim() != 1 or len(state) < 2:
+            raise damaged(STATE)
+        if state[0] != VERSION:
+            raise ValueError(
+                f"The checkpoint has version {float(state[0]):g}, and this torch-anderson reads version {VERSION:g}. "
+                "Resume it with the torch-anderson that made it."
+            )
         if state[1] != kind:
             raise ValueError(
                 "The checkpoint was made by another accelerator, or with another residual. Build the one that made it."
             )
         shape = tuple(real_view(param).shape)
         for name, (option, ahead) in shapes.items():
+            if name in kept and not isinstance(kept[name], Tensor):
+                raise damaged(name)
             there = tuple(kept[name].shape) if name in kept else None
             if there is not None and there[len(ahead or ()) :] != shape and ahead is not None:
                 found_shape = there[len(ahead) :]
                 raise ValueError(
                     f"The checkpoint is of another model: a parameter has shape {found_shape} there, {shape} here."
                 )
+            if there is None and ahead == ():
+                raise damaged(name)
             if there != (None if ahead is None else (*ahead, *shape)):
                 raise ValueError(
                     f"The checkpoint was made with another {option}: {name} has {_rows(there, shape)} rows there, "
                     f"{ahead[0] if ahead else 0} here. Build the optimizer with the options of the checkpoint."
                 )
+        for name, expected in numbers.items():
+            if not isinstance(kept.get(name), Tensor) or kept[name].shape != expected.shape:
+                raise damaged(name)
+
+
+def damaged(name: str, problem: str = "is missing, or has another shape") -> ValueError:
+    """The error to raise for an entry that no torch-anderson wrote in this form."""
+    return ValueError(f"The checkpoint is damaged: the entry {PREFIX}{name} {problem}.")
 
 
 def _rows(found: tuple[int, ...] | None, shape: tuple[int, ...]) -> int:

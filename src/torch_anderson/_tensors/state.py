@@ -16,9 +16,12 @@ class StateView(MutableMapping[Any, Any]):
     (Lightning, Fabric). What is written goes to the base's state, or into our buffers.
     """
 
-    def __init__(self, base: Optimizer, entries: Callable[..., dict[Tensor, Entries]]):
+    def __init__(
+        self, base: Optimizer, entries: Callable[..., dict[Tensor, Entries]], forget: Callable[[], None] = lambda: None
+    ):
         self._base = base
         self._entries = entries
+        self._forget = forget
 
     def __getitem__(self, key: Any) -> Any:
         ours = self._entries(key).get(key) if isinstance(key, Tensor) else None
@@ -38,6 +41,11 @@ class StateView(MutableMapping[Any, Any]):
 
     def __delitem__(self, key: Any) -> None:
         del self._base.state[key]
+
+    def clear(self) -> None:
+        """Empty the base's state, and forget all that was measured."""
+        self._base.state.clear()
+        self._forget()
 
     def __iter__(self) -> Iterator[Any]:
         yield from self._base.state
