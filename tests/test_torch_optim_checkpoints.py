@@ -52,7 +52,9 @@ def test_a_repeated_group_is_represented_by_the_same_numbers(info, variant):
 
 @over_inputs()
 def test_checkpoints_without_newer_flags_and_with_steps_as_numbers_can_be_loaded(info, variant, given):
-    run, twin = Run(info, given, variant), Run(info, given, variant)
+    # Without its flags ASGD rounds in another way, which jumps amplify: in float64, to far below the tolerance.
+    precision = {"dtype": torch.float64} if info.name == "ASGD" else {}
+    run, twin = (Run(info, given, variant, **precision) for _ in range(2))
     run.train()
     twin.train()
     old = copy.deepcopy(run.optimizer.state_dict())
