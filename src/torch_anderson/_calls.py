@@ -46,14 +46,6 @@ def global_hooks() -> bool:
     return bool(_global_optimizer_pre_hooks or _global_optimizer_post_hooks)
 
 
-BaseStep = Callable[..., tuple[Any, Any]]
-"""Makes one step of the base; returns what the base returns, and the samples that were given for this step.
-
-It takes a function that is called once when the gradient is there, before the base sees it: after the first evaluation
-of the closure, if there is one. If the function returns False, the base makes no step, and ``JumpRefused`` is raised.
-"""
-
-
 class JumpRefused(Exception):
     """The gradient has taken back a jump instead of moving the base; ``loss`` is what the closure returned."""
 
@@ -66,24 +58,38 @@ class Driven(Protocol):
     """What a base step needs to know of the driver."""
 
     base: Optimizer
-    ahead: Any
+
+    def take_given(self) -> Any:
+        """What ``set_batch`` gave, once."""
 
 
-def call_step(
-    driver: Driven, closure: Callable[[], Any] | None, samples: Any, measure: Callable[[], bool] | None = None
-) -> tuple[Any, Any]:
-    """Make the base's step: with the first three arguments bound, a ``BaseStep``.
+class BaseStep:
+    """One step of the base, which a driver makes where its algorithm wants it."""
 
-    Global step hooks see the outer optimizer; the base's step would call them again.
-    """
-    if measure and closure is None and not measure():
-        raise JumpRefused(None)
-    if measure and closure is not None:
-        closure = _measuring(closure, measure)
-    arguments = () if closure is None else (closure,)  # some bases take none
-    loss = _without_global_hooks(driver.base, arguments) if global_hooks() else driver.base.step(*arguments)
-    ahead, driver.ahead = driver.ahead, None  # some frameworks call set_batch in the closure
-    return loss, ahead if samples is None else samples
+    def __init__(self, driver: Driven, closure: Callable[[], Any] | None, given: Any):
+        self.driver = driver
+        self.closure = closure
+        self.given = given
+        """The samples or the loss function of this step, as far as they were given before it."""
+
+    def __call__(self, measure: Callable[[], bool] | None = None) -> tuple[Any, Any]:
+        """Make the step; returns what the base returns, and what was given for this step, before or during it.
+
+        ``measure`` is called once when the gradient is there, before the base sees it: after the first evaluation of
+        the closure, if there is one. If it returns False, the base makes no step, and ``JumpRefused`` is raised. Global
+        step hooks see the outer optimizer; the base's step would call them again.
+        """
+        base, closure = self.driver.base, self.closure
+        if measure and closure is None and not measure():
+            raise JumpRefused(None)
+        if measure and closure is not None:
+            closure = _measuring(closure, measure)
+        arguments = () if closure is None else (closure,)  # some bases take none
+        try:
+            loss = _without_global_hooks(base, arguments) if global_hooks() else base.step(*arguments)
+        finally:
+            during = self.driver.take_given()  # some frameworks call set_batch in the closure
+        return loss, self.given if during is None else during
 
 
 def _without_global_hooks(base: Optimizer, arguments: tuple[Any, ...]) -> Any:

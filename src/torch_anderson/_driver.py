@@ -39,8 +39,8 @@ class Driver(ABC):
         self.shard = shard
         self.stats = Stats()
         self.hooks: OrderedDict[int, Callable[[JumpRecord], None]] = OrderedDict()
-        self.ahead: Any = None
-        """Samples for the next step, given before it by ``set_batch``."""
+        self.given: Any = None
+        """What ``set_batch`` has given, until the step that it is for takes it."""
         self.space = Space([], options.process_group, shard)
         """The parameters that take part, as they were when last looked at; none at first."""
         self.resting = 0
@@ -89,9 +89,13 @@ class Driver(ABC):
         """Drop what does not survive weights that come from elsewhere."""
 
     def count_rest(self) -> None:
-        """Count a step at rest; what was given for it is not needed."""
+        """Count a step at rest."""
         self.resting -= 1
-        self.ahead = None
+
+    def take_given(self) -> Any:
+        """What ``set_batch`` gave, once; None if it was not called."""
+        given, self.given = self.given, None
+        return given
 
     # ------------------------------------------------------------------------------------------ following parameters
 
@@ -152,8 +156,8 @@ class Driver(ABC):
             self.cancel()
         self.enter(space, self.entries())
 
-    def agree(self) -> None:
-        """Compare notes with other ranks, once for the same parameters.
+    def agree(self, given: Any) -> None:
+        """Compare notes with other ranks, once for the same parameters; ``given`` is what the step was given.
 
         The first time is before the first step, even if it measures nothing: ranks with other options would measure
         other steps, and would compare notes with whatever the first rank sends then.

@@ -14,7 +14,7 @@ from torch.compiler import is_compiling
 from torch.optim import Optimizer
 from torch.utils.hooks import RemovableHandle
 
-from ._calls import call_step, global_hooks
+from ._calls import BaseStep, global_hooks
 from ._driver import Driver
 from ._options import Options
 from ._records import JumpRecord, Stats
@@ -63,23 +63,26 @@ class WrappedOptimizer(Optimizer, ABC):
 
     # ----------------------------------------------------------------------------------------------------- training
 
-    def _step(self, closure: Callable[[], Any] | None, samples: Any) -> Any:
-        """Make one base step, accelerated where that can change anything. Steps at rest cost next to nothing."""
+    def _step(self, closure: Callable[[], Any] | None, given: Any) -> Any:
+        """Make one base step, accelerated where that can change anything. Steps at rest cost next to nothing.
+
+        ``given`` is the samples or the loss function for this step; None: what ``set_batch`` gave.
+        """
         driver = self._driver
+        before = driver.take_given()
         if not driver.resting or not driver.agreed or not self._enabled or is_compiling() or global_hooks():
-            return self._accelerated_step(closure, samples)
+            return self._accelerated_step(closure, before if given is None else given)
         driver.count_rest()
         return driver.base.step() if closure is None else driver.base.step(closure)
 
     @_disable_dynamo  # torch.compiler.disable, without importing the compiler before it is needed
-    def _accelerated_step(self, closure: Callable[[], Any] | None, samples: Any) -> Any:
+    def _accelerated_step(self, closure: Callable[[], Any] | None, given: Any) -> Any:
         """Let the driver make the step, with memory that fits the parameters and options that fit those of other ranks.
 
-        The driver calls ``base_step`` where its algorithm wants the base's step; it returns the base's loss, and the
-        samples that were given for this step.
+        The driver calls ``base_step`` where its algorithm wants the base's step.
         """
         driver = self._driver
-        base_step = partial(call_step, driver, closure, samples)
+        base_step = BaseStep(driver, closure, given)
         if not self._enabled:
             return base_step()[0]
         if all(group.get("lr") == 0 for group in driver.base.param_groups):
@@ -87,7 +90,7 @@ class WrappedOptimizer(Optimizer, ABC):
         if space := driver.space.if_changed(driver.base.param_groups):
             driver.follow(space)
         if not driver.agreed:
-            driver.agree()
+            driver.agree(given)
         return driver.step(base_step)
 
     def zero_grad(self, set_to_none: bool = True) -> None:

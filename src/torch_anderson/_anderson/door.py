@@ -182,4 +182,4 @@ class Anderson(WrappedOptimizer):
 
     def set_batch(self, *, loss_fn: LossFn | None = None) -> None:
         """Give the next step its ``loss_fn``, where a framework calls ``step``."""
-        self._driver.ahead = loss_fn
+        self._driver.given = loss_fn

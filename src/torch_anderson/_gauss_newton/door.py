@@ -77,14 +77,10 @@ class GaussNewton(WrappedOptimizer):
         """
         if isinstance(closure, Objective):
             closure = closure.bind()
-        if isinstance(closure, Closure):
-            self._driver.ahead = closure
-            closure.ranks = Ranks(self.options.process_group)
-        try:
+        if not isinstance(closure, Closure):
             return self._step(closure, None)
-        except BaseException:
-            self._driver.ahead = None  # the objective of a step that failed is not for the next one
-            raise
+        closure.ranks = Ranks(self.options.process_group)
+        return self._step(closure, closure)
 
     def set_batch(self, objective: Objective) -> None:
         """Give the next step its objective, where a framework calls ``step``.
@@ -95,4 +91,4 @@ class GaussNewton(WrappedOptimizer):
             objective = objective.bind()  # type: ignore[assignment]
         if not isinstance(objective, Closure):
             raise TypeError(f"Invalid objective: {type(objective).__name__}. Allowed: a torch_anderson.Objective.")
-        self._driver.ahead = objective
+        self._driver.given = objective

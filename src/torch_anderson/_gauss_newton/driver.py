@@ -96,7 +96,7 @@ class GaussNewtonDriver(Driver):
 
     def step(self, base_step: BaseStep) -> Any:
         """Jump, or make a base step where that gains more for its cost."""
-        closure, loss = self.ahead, None
+        closure, loss = base_step.given, None
         if closure is None:  # some frameworks give it during the base step
             loss, closure = self.plain(base_step)
             if self.due:
@@ -108,7 +108,6 @@ class GaussNewtonDriver(Driver):
         single = bool(closure.bound)  # before the base draws the others
         if self.state.compares:
             loss = self.plain(base_step)[0]
-        self.ahead = None
         before = self.accelerate(closure, single)
         if loss is None:
             loss = self.plain(base_step)[0] if before is None else before
@@ -385,11 +384,11 @@ class GaussNewtonDriver(Driver):
         """Steps that changed parameters; before the first, jumps that were refused, as they leave a state too."""
         return self.state.k or self.state.jumps
 
-    def agree(self) -> None:
+    def agree(self, given: Closure | None) -> None:
         """Compare notes with other ranks, which have to minimise the same terms."""
         if world_size(self.options.process_group) > 1:
-            given = {"objective": "none"} if self.ahead is None else described(self.ahead.objective)
-            self.space.ranks.require_agreement(account(self.options, self.base.param_groups) | given)
+            terms = {"objective": "none"} if given is None else described(given.objective)
+            self.space.ranks.require_agreement(account(self.options, self.base.param_groups) | terms)
         self.agreed = True
 
     def count_rest(self) -> None:
