@@ -53,7 +53,7 @@ def test_another_version_is_named_with_ours(options):
         state[0] = 2.0
         return state
 
-    assert_refused(options, changed(options, "state", older), r"version 2\b.*version 3\b")
+    assert_refused(options, changed(options, "state", older), r"version 2\b.*version 4\b")
 
 
 @pytest.mark.parametrize("kind", OPTIONS)

@@ -10,7 +10,7 @@ errors over that of all parts together: above 1, the part helps.
 import argparse
 import contextlib
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 from unittest.mock import patch
 
@@ -18,55 +18,56 @@ import torch
 
 from experiments.benchmarks.report import header, table
 from experiments.benchmarks.tangent_equations import solve
-from torch_anderson._gauss_newton import jump, retained, state
+from torch_anderson._gauss_newton import control, jump
+from torch_anderson._gauss_newton.objective import Retained
 
-MODULE = "torch_anderson._gauss_newton"
 
-
-def fresh(self: Any, samples: Any) -> tuple[Any, None]:
+def fresh(self: Any, samples: Any) -> Any:
     """Keep no sample."""
-    return samples, None
+    return samples
 
 
-def two_lengths(model: Any, move: Any, length: float, longer: bool) -> Any:
+def shorten(search: Any) -> None:
+    """Try shorter lengths while the loss does not fall."""
+    last = search.trials[-1]
+    while not search.falls and last.length > jump.SHORTEST and len(search.trials) < jump.MOST_TRIALS:
+        last = search.try_length(max(last.length / 4, jump.SHORTEST))
+
+
+def two_lengths(search: Any, length: float, longer: bool) -> None:
     """Try two lengths, and shorter ones while the loss does not fall, without a model of the loss between them."""
-    path = jump.Path(model, move)
-    path.at(length)
-    path.at(2 * length if longer and length <= jump.LONGEST / 2 else length / 2)
-    jump.shorten(path)
-    best = path.best
-    return jump.Found(best, 2 * best.length if best.length >= length else best.length, len(path.tried))
+    search.try_length(length)
+    search.try_length(2 * length if longer and length <= jump.LONGEST / 2 else length / 2)
+    shorten(search)
+    best = search.best.length
+    search.expected = 2 * best if best >= length else best
 
 
-def one_length(model: Any, move: Any, length: float, longer: bool) -> Any:
+def one_length(search: Any, length: float, longer: bool) -> None:
     """Try the full jump, and shorter ones while the loss does not fall."""
-    path = jump.Path(model, move)
-    path.at(1.0)
-    jump.shorten(path)
-    return jump.Found(path.best, path.best.length, len(path.tried))
+    search.try_length(1.0)
+    shorten(search)
+    search.expected = search.best.length
+
+
+def damped_by(power: int) -> Callable[..., float]:
+    """Damping that grows with this power of the number of rows."""
+    return lambda self, loss, trace, all_fitted: control.DAMPING * self.whole_blocks**power * loss * self.boost
 
 
 VARIANTS: dict[str, list[tuple[Any, str, Any]]] = {
     "all parts": [],
     "no momentum": [(jump, "MOMENTUM", 0.0)],
     "momentum 0.9": [(jump, "MOMENTUM", 0.9)],
-    "no term of third order": [(jump, "MOST_TWIST", 0.0)],
-    "no geodesic acceleration": [(jump, "MOST_BEND", 0.0), (jump, "MOST_TWIST", 0.0)],
-    "no retained samples": [(retained.Retained, "renew", fresh)],
-    "no growth of rows": [(state, "GROWTH", 1.0)],
-    "no interpolation in the search": [(f"{MODULE}.tangent", "search", two_lengths)],
-    "no search: the full jump, then shorter ones": [(f"{MODULE}.tangent", "search", one_length)],
-    "no more damping after a refused jump": [(state, "STIFFEN", 1.0)],
-    "damping independent of the number of rows": [
-        (state.GaussNewtonState, "damping", lambda self, loss, all_fitted: 1e-3 * loss * self.boost)
-    ],
-    "damping by the square of the number of rows": [
-        (
-            state.GaussNewtonState,
-            "damping",
-            lambda self, loss, all_fitted: 1e-3 * self.whole_blocks**2 * loss * self.boost,
-        )
-    ],
+    "no term of third order": [(jump, "MOST_THIRD_ORDER", 0.0)],
+    "no geodesic acceleration": [(jump, "MOST_SECOND_ORDER", 0.0), (jump, "MOST_THIRD_ORDER", 0.0)],
+    "no retained samples": [(Retained, "renew", fresh)],
+    "no growth of rows": [(control, "GROWTH", 1.0)],
+    "no interpolation in the search": [(jump.Search, "run", two_lengths)],
+    "no search: the full jump, then shorter ones": [(jump.Search, "run", one_length)],
+    "no more damping after a refused jump": [(control, "BOOST", 1.0)],
+    "damping independent of the number of rows": [(control.State, "damping", damped_by(0))],
+    "damping by the square of the number of rows": [(control.State, "damping", damped_by(2))],
 }
 
 
@@ -75,9 +76,7 @@ def without(changes: list[tuple[Any, str, Any]]) -> Iterator[None]:
     """A context in which names have other values."""
     with contextlib.ExitStack() as stack:
         for owner, name, value in changes:
-            stack.enter_context(
-                patch(f"{owner}.{name}", value) if isinstance(owner, str) else patch.object(owner, name, value)
-            )
+            stack.enter_context(patch.object(owner, name, value))
         yield
 
 

@@ -23,7 +23,7 @@ from experiments.benchmarks.report import header, table
 from experiments.equations.case import network
 from experiments.equations.problems import burgers
 from torch_anderson import GaussNewton, Objective
-from torch_anderson._gauss_newton import plan, rows
+from torch_anderson._gauss_newton import control, jacobian
 
 JUMPS = 9
 
@@ -79,9 +79,9 @@ def adam_memory(setting: Setting) -> str:
 def measure(setting: Setting) -> list[str]:
     """A row of the table, measured in a separate process."""
     with ExitStack() as changed:
-        changed.enter_context(patch.object(plan, "ROWS", setting.samples // 3))
+        changed.enter_context(patch.object(control, "FIRST_ROWS", setting.samples // 3))
         if setting.dense:
-            changed.enter_context(patch.object(rows, "LARGE", float("inf")))
+            changed.enter_context(patch.object(jacobian, "FACTORS_FROM", float("inf")))
         objective = prepared(setting)
         plain = Objective(objective.model, **objective.terms)
         model = objective.model

@@ -4,9 +4,8 @@ from ._anderson.average import MovingAverage
 from ._anderson.door import Anderson
 from ._anderson.storage import Storage
 from ._fixed_point import Solution, fixed_point
-from ._gauss_newton.door import GaussNewton
-from ._gauss_newton.objective import Objective
-from ._gauss_newton.term import Term
+from ._gauss_newton.objective import Objective, Term
+from ._gauss_newton.optimizer import GaussNewton
 from ._records import JumpRecord, Stats
 
 __version__ = "0.2.0.dev0"

@@ -58,9 +58,7 @@ class Driven(Protocol):
     """What a base step needs to know of the driver."""
 
     base: Optimizer
-
-    def take_given(self) -> Any:
-        """What ``set_batch`` gave, once."""
+    given: Any
 
 
 class BaseStep:
@@ -88,7 +86,7 @@ class BaseStep:
         try:
             loss = _without_global_hooks(base, arguments) if global_hooks() else base.step(*arguments)
         finally:
-            during = self.driver.take_given()  # some frameworks call set_batch in the closure
+            during, self.driver.given = self.driver.given, None  # some frameworks call set_batch in the closure
         return loss, self.given if during is None else during
 
 

@@ -92,11 +92,6 @@ class Driver(ABC):
         """Count a step at rest."""
         self.resting -= 1
 
-    def take_given(self) -> Any:
-        """What ``set_batch`` gave, once; None if it was not called."""
-        given, self.given = self.given, None
-        return given
-
     # ------------------------------------------------------------------------------------------ following parameters
 
     def look(self) -> None:

@@ -69,7 +69,7 @@ class WrappedOptimizer(Optimizer, ABC):
         ``given`` is the samples or the loss function for this step; None: what ``set_batch`` gave.
         """
         driver = self._driver
-        before = driver.take_given()
+        before, driver.given = driver.given, None
         if not driver.resting or not driver.agreed or not self._enabled or is_compiling() or global_hooks():
             return self._accelerated_step(closure, before if given is None else given)
         driver.count_rest()

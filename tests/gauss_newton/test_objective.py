@@ -116,7 +116,7 @@ def test_complex_residuals_count_by_their_absolute_values():
 def test_dropout_gives_each_sample_its_own_mask():
     model = network(1, nn.Dropout(0.5))
     closure = Objective(model, only=Term(lambda u, point: u(point), torch.ones(50, 2).double())).draw()
-    assert len(closure._evaluated("only")[0].unique()) > 10
+    assert len(closure._outputs("only", closure.bound["only"])[0].unique()) > 10
 
 
 # ------------------------------------------------------------------------------------------------------- the samples

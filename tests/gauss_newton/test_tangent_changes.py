@@ -264,7 +264,7 @@ def test_a_sampler_may_change_the_shape_of_its_samples():
     length = 9
     train(optimizer, objective, 1)
     samples = draw(200)
-    shown = optimizer._driver.traces[0].values(optimizer._driver.traces[0].read(), {"fit": (samples,)})["fit"][:, 0]
+    shown = optimizer._driver.traces[0].outputs(optimizer._driver.traces[0].read(), {"fit": (samples,)})["fit"][:, 0]
     torch.testing.assert_close(shown, model(samples)[:, 0].detach() - samples.mean((1, 2)))
 
 

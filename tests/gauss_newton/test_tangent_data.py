@@ -10,7 +10,7 @@ from torch.nn.functional import binary_cross_entropy, binary_cross_entropy_with_
 from torch.optim import Adam
 
 from torch_anderson import GaussNewton, Objective, Term
-from torch_anderson._gauss_newton.batch import Convex
+from torch_anderson._gauss_newton.losses import Convex
 
 
 def network(inputs, width, *last):

@@ -8,7 +8,7 @@ from torch.optim import SGD, Adam
 from training import assert_same, weights
 
 from torch_anderson import GaussNewton, Objective, Term
-from torch_anderson._gauss_newton.state import GaussNewtonState
+from torch_anderson._gauss_newton.control import State, plan_samples
 
 # ------------------------------------------------------------------------------------------------- who makes the steps
 
@@ -155,21 +155,19 @@ def test_fixed_samples_are_all_fitted_at_once_where_they_are_few_for_the_weights
 
     optimizer = GaussNewton(Adam(model.parameters()))
     optimizer.step(Objective(model, fit=Term(fit, torch.rand(count, 1, dtype=torch.float64))))
-    residuals, state = optimizer._driver.traces[0], optimizer._driver.state
-    found = optimizer._driver.plan(residuals, state.whole_blocks)
-    assert 2 * found.fitted["fit"] == fitted
+    plan = plan_samples(optimizer._driver.traces[0], optimizer._driver.state.whole_blocks)
+    assert 2 * plan.fitted["fit"] == fitted
 
 
 def test_a_lucky_base_step_does_not_outlive_many_that_gain_nothing():
     """Jumps that gain a little go on as soon as a stretch of base steps has shown that these gain nothing."""
-    state = GaussNewtonState(cost=5.0, jump_rate=0.01)
-    state.since = 1
-    state.book_base(0.8)
-    state.decide()
+    state = State(jump_rate=0.01, since=1)
+    state.record_base_gain(0.8)
+    state.record_jump_gain(0.05, cost=5.0)
     assert state.wait > 5
     state.since = state.wait
-    state.book_base(0.0)
-    state.decide()
+    state.record_base_gain(0.0)
+    state.record_jump_gain(0.05, cost=5.0)
     assert state.wait == 0
 
 

@@ -12,11 +12,11 @@ from torch.optim import SGD, Adam
 from training import weights
 
 from torch_anderson import GaussNewton, Objective, Term
-from torch_anderson._gauss_newton import batch as batches
 from torch_anderson._gauss_newton import jump
-from torch_anderson._gauss_newton.batch import Batch, Convex, Squares
+from torch_anderson._gauss_newton import losses as loss_functions
+from torch_anderson._gauss_newton.jacobian import Memory
+from torch_anderson._gauss_newton.losses import Convex, Squares
 from torch_anderson._gauss_newton.residuals import Residuals
-from torch_anderson._gauss_newton.rows import Memory, Rows
 from torch_anderson._ranks.ranks import Ranks
 
 X = torch.linspace(-1, 1, 30, dtype=torch.float64).reshape(-1, 1)
@@ -32,15 +32,12 @@ def fit_sine(u, x):
 
 
 def measured(model, function=fit_sine, loss=None, points=X, fitted=20, weight=2.0):
-    """The model of one jump on given samples, with the first of them fitted."""
+    """The linearization of one jump on given samples, with the first of them fitted."""
     objective = Objective(model, only=Term(function, points, weight=weight, loss=loss))
-    residuals = Residuals(objective, list(model.parameters()))
+    residuals = Residuals(objective, list(model.parameters()), Ranks())
     samples = {"only": points if isinstance(points, tuple) else (points,)}
     residuals.prepare(residuals.read(), samples, {"only": fitted})
-    here = residuals.read()
-    batch = Batch(samples, {"only": fitted}, {"only": weight}, residuals.misfits(here, samples))
-    count = fitted * residuals.terms["only"].size, here.device
-    return jump.measure(residuals, batch, Ranks(), here, Rows(residuals.layout, *count, Memory()))
+    return jump.measure(residuals, residuals.batch(samples, {"only": fitted}), residuals.read(), Memory())
 
 
 def dense(model, function, points, weight=2.0):
@@ -68,29 +65,29 @@ def test_a_jump_is_that_of_dense_levenberg_marquardt_with_momentum(momentum, dam
         slopes.T @ slopes + damping * eye, slopes.T @ (r - jump.MOMENTUM * slopes @ before)
     )
     found = measured(model)
-    assert found.fitted == pytest.approx(float(r @ r))
-    move = jump.fit(found, before, damping, 0.25, Memory())
-    torch.testing.assert_close(move.jump, expected, rtol=1e-7, atol=1e-10)
+    assert found.fitted_loss == pytest.approx(float(r @ r))
+    curve = jump.fit(found, before, damping, 0.25, Memory())
+    torch.testing.assert_close(curve.jump, expected, rtol=1e-7, atol=1e-10)
     left = r - slopes @ expected
-    assert move.promised == pytest.approx(float(left @ left))
+    assert curve.promised == pytest.approx(float(left @ left))
 
 
-def test_the_bend_solves_for_the_second_derivative_along_the_jump():
+def test_the_second_order_solves_for_the_second_derivative_along_the_jump():
     model, damping = network(), 1e-2
     residual, w = dense(model, fit_sine, X[:20])
     slopes = torch.autograd.functional.jacobian(residual, w)
-    move = jump.fit(measured(model), torch.zeros_like(w), damping, 1e-3, Memory())
-    second = torch.func.jvp(lambda z: torch.func.jvp(residual, (z,), (move.jump,))[1], (w,), (move.jump,))[1]
+    curve = jump.fit(measured(model), torch.zeros_like(w), damping, 1e-3, Memory())
+    second = torch.func.jvp(lambda z: torch.func.jvp(residual, (z,), (curve.jump,))[1], (w,), (curve.jump,))[1]
     eye = torch.eye(len(w), dtype=torch.float64)
     expected = torch.linalg.solve(slopes.T @ slopes + damping * eye, slopes.T @ second)
-    torch.testing.assert_close(move.bend, expected, rtol=1e-2, atol=1e-3 * float(expected.abs().max()))
+    torch.testing.assert_close(curve.second_order, expected, rtol=1e-2, atol=1e-3 * float(expected.abs().max()))
 
 
-def test_the_twist_solves_for_the_third_order_along_the_curve():
+def test_the_third_order_solves_for_the_third_order_along_the_curve():
     model, damping = network(), 1e-2
     residual, w = dense(model, fit_sine, X[:20])
     slopes = torch.autograd.functional.jacobian(residual, w)
-    move = jump.fit(measured(model), torch.zeros_like(w), damping, 1e-2, Memory())
+    curve = jump.fit(measured(model), torch.zeros_like(w), damping, 1e-2, Memory())
 
     def along(*directions):
         function = residual
@@ -98,10 +95,10 @@ def test_the_twist_solves_for_the_third_order_along_the_curve():
             function = lambda z, f=function, d=direction: torch.func.jvp(f, (z,), (d,))[1]  # noqa: E731
         return function(w)
 
-    third = 3 * along(move.jump, move.bend) - along(move.jump, move.jump, move.jump)
+    third = 3 * along(curve.jump, curve.second_order) - along(curve.jump, curve.jump, curve.jump)
     eye = torch.eye(len(w), dtype=torch.float64)
     expected = torch.linalg.solve(slopes.T @ slopes + damping * eye, slopes.T @ third)
-    torch.testing.assert_close(move.twist, expected, rtol=1e-2, atol=1e-2 * float(expected.abs().max()))
+    torch.testing.assert_close(curve.third_order, expected, rtol=1e-2, atol=1e-2 * float(expected.abs().max()))
 
 
 class One(nn.Module):
@@ -124,27 +121,27 @@ def fitted_one(function, w, damping, length, samples=2):
 def test_geodesic_acceleration_follows_a_parabola_in_closed_form():
     """r = (w, w + c w^2 - 1) with one weight: r'' = 2 c jump^2 in the second residual alone."""
     c, w, damping = 0.7, 0.5, 0.1
-    move = fitted_one(lambda u, x: (u(x), u(x) + c * u(x) ** 2 - 1), w, damping, length=0.5)
+    curve = fitted_one(lambda u, x: (u(x), u(x) + c * u(x) ** 2 - 1), w, damping, length=0.5)
     slope = 1 + 2 * c * w
     normal = 1 + slope**2 + damping
     step = (w + slope * (w + c * w**2 - 1)) / normal
     bend = slope * 2 * c * step**2 / normal
-    assert float(move.jump) == pytest.approx(step)
-    assert float(move.bend) == pytest.approx(bend)
-    assert float(move.twist) == pytest.approx(slope * 3 * 2 * c * step * bend / normal, rel=0.1)
+    assert float(curve.jump) == pytest.approx(step)
+    assert float(curve.second_order) == pytest.approx(bend)
+    assert float(curve.third_order) == pytest.approx(slope * 3 * 2 * c * step * bend / normal, rel=0.1)
 
 
 def test_without_unseen_samples_the_curve_is_of_second_order():
-    move = fitted_one(lambda u, x: torch.exp(u(x)) - 1, 0.8, 0.0, 0.02, samples=1)
-    assert float(move.bend) != 0 and float(move.twist) == 0
+    curve = fitted_one(lambda u, x: torch.exp(u(x)) - 1, 0.8, 0.0, 0.02, samples=1)
+    assert float(curve.second_order) != 0 and float(curve.third_order) == 0
 
 
 def test_along_the_curve_a_residual_falls_in_proportion_to_the_length_to_third_order():
     """r = e^w - 1: without damping w(a) = log((1 - a) e^w + a), so that r(w(a)) = (1 - a) r."""
     w, length = 0.8, 0.02
-    move = fitted_one(lambda u, x: torch.exp(u(x)) - 1, w, 0.0, length)
+    curve = fitted_one(lambda u, x: torch.exp(u(x)) - 1, w, 0.0, length)
     ends = [math.log((1 - a) * math.exp(w) + a) for a in (0.1, 0.2, 0.4)]
-    found = [w - float(move.to(a)) for a in (0.1, 0.2, 0.4)]
+    found = [w - float(curve.displacement(a)) for a in (0.1, 0.2, 0.4)]
     errors = [abs(one - other) for one, other in zip(found, ends, strict=True)]
     assert errors[0] < 1e-4
     assert 12 < errors[1] / errors[0] < 22, "fourth order"
@@ -179,7 +176,7 @@ def test_other_losses_have_the_generalised_gauss_newton_matrix_of_autograd(kind)
     assert found.loss == pytest.approx(float(total(z)))
     rows = found.rows.dense
     torch.testing.assert_close(2 * rows.T @ rows, slopes.T @ curvature @ slopes, rtol=1e-8, atol=1e-8)
-    torch.testing.assert_close(2 * rows.T @ found.right, slopes.T @ gradient, rtol=1e-8, atol=1e-8)
+    torch.testing.assert_close(2 * rows.T @ found.rhs, slopes.T @ gradient, rtol=1e-8, atol=1e-8)
 
 
 def test_losses_along_parabolas_are_those_of_their_outputs():
@@ -188,8 +185,8 @@ def test_losses_along_parabolas_are_those_of_their_outputs():
     lengths = torch.tensor([0.1, 0.7], dtype=torch.float64)
     convex = Convex(lambda z: z.square().sum(), torch.Size([2]), ())
     expected = [(start + a * slope + a**2 * bend).square().sum() for a in lengths]
-    for misfit in (Squares(), convex):
-        torch.testing.assert_close(misfit.along(start, slope, bend, lengths), torch.stack(expected))
+    for loss in (Squares(), convex):
+        torch.testing.assert_close(loss.along(start, slope, bend, lengths), torch.stack(expected))
 
 
 def trained(model, objective, steps=60, base=lambda p: Adam(p, lr=1e-3), **options):
@@ -281,7 +278,7 @@ def test_weights_of_terms_are_factors_of_the_loss():
 
 @pytest.mark.parametrize("at_once", [1, 100, 10**6])
 def test_losses_along_a_parabola_are_those_at_its_points(at_once, monkeypatch):
-    monkeypatch.setattr(batches, "OUTPUTS_AT_ONCE", at_once)
+    monkeypatch.setattr(loss_functions, "OUTPUTS_AT_ONCE", at_once)
     torch.manual_seed(0)
     start, slope, bend = torch.randn(3, 7, 4, dtype=torch.float64)
     labels, lengths = torch.randint(4, (7,)), torch.tensor([0.1, 0.5, 2.0], dtype=torch.float64)

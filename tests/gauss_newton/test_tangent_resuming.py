@@ -127,7 +127,7 @@ def of_version_2(entries, name):
 
 REFUSED = {
     "of Anderson": (anderson_checkpoint, "another accelerator"),
-    "of an earlier version": (lambda: damaged("state", of_version_2), "has version 2, .* reads version 3"),
+    "of an earlier version": (lambda: damaged("state", of_version_2), "has version 2, .* reads version 4"),
     "without state": (lambda: damaged("state", dict.pop), "damaged: the entry anderson_state"),
     "with a short state": (lambda: damaged("state", spoil), "damaged: the entry anderson_state"),
     "with a state of NaN": (lambda: damaged("state", write_nan), "damaged: the entry anderson_state"),

@@ -8,10 +8,9 @@ from torch import nn
 from torch.func import grad, hessian, jacrev, jvp
 
 from torch_anderson import GaussNewton, Objective, Term
-from torch_anderson._gauss_newton import driver
-from torch_anderson._gauss_newton import rows as storage
+from torch_anderson._gauss_newton import jacobian, residuals
+from torch_anderson._gauss_newton.jacobian import Layout, Memory, Normal, Rows, symmetric_product
 from torch_anderson._gauss_newton.residuals import Residuals
-from torch_anderson._gauss_newton.rows import Layout, Memory, Normal, Rows, symmetric_product
 from torch_anderson._ranks.ranks import Ranks
 
 NU = 0.01 / math.pi
@@ -110,7 +109,7 @@ def made(name, dtype=torch.float64, samples=23):
     points = torch.rand(samples, 2, dtype=dtype)
     function = function(model) if function is with_coefficient else function
     objective = Objective(model, only=Term(function, points))
-    residuals = Residuals(objective, list(model.parameters()))
+    residuals = Residuals(objective, list(model.parameters()), Ranks())
     residuals.prepare(residuals.read(), {"only": (points,)}, {"only": 10})
     return model, function, points, residuals
 
@@ -139,9 +138,8 @@ def flat(slopes, model):
 
 def of_layers(dense, residuals):
     """Dense rows of all parameters, as a place to write to."""
-    rows = Rows(residuals.layout.as_dense(), len(dense), dense.device, Memory())
-    rows.dense = dense
-    return rows
+    layout = residuals.layout.as_dense()
+    return Rows(layout, dense, [None] * len(layout.shapes))
 
 
 @pytest.mark.parametrize("name", CASES)
@@ -151,7 +149,7 @@ def test_values_and_rows_are_those_of_autograd(name):
     expected, slopes = by_autograd(model, function, points)
     term = residuals.terms["only"]
     assert (term.traced is not None and term.factors is not None) == (name in TRACED), term.untraced
-    found = residuals.values(residuals.read(), {"only": (points,)})["only"]
+    found = residuals.outputs(residuals.read(), {"only": (points,)})["only"]
     torch.testing.assert_close(found, expected, rtol=1e-10, atol=1e-10)
     rows = torch.empty(expected.numel(), residuals.n, dtype=torch.float64)
     sums = torch.rand(term.size, len(points), term.size, dtype=torch.float64)
@@ -164,7 +162,7 @@ def test_values_and_rows_are_those_of_autograd(name):
 def test_a_network_in_single_precision_is_evaluated_in_double(name):
     model, function, points, residuals = made(name, torch.float32)
     expected, _ = by_autograd(model, function, points)
-    found = residuals.values(residuals.read(), {"only": (points,)})["only"]
+    found = residuals.outputs(residuals.read(), {"only": (points,)})["only"]
     torch.testing.assert_close(found, expected, rtol=1e-10, atol=1e-10)
 
 
@@ -174,10 +172,10 @@ def test_a_function_that_needs_single_precision_gets_it():
     matrix = torch.ones(2, 2)
     points = torch.rand(9, 2)
     objective = Objective(model, only=Term(lambda u, x: u(matrix @ x), points))
-    residuals = Residuals(objective, list(model.parameters()))
+    residuals = Residuals(objective, list(model.parameters()), Ranks())
     residuals.prepare(residuals.read(), {"only": (points,)}, {"only": 9})
     assert residuals.dtype == torch.float32
-    found = residuals.values(residuals.read(), {"only": (points,)})["only"]
+    found = residuals.outputs(residuals.read(), {"only": (points,)})["only"]
     torch.testing.assert_close(found.float(), model(points @ matrix.T).detach())
     rows = torch.empty(9, residuals.n, dtype=torch.float64)
     residuals.rows(
@@ -191,18 +189,20 @@ def test_a_function_that_changes_is_noticed():
     model = mlp().double()
     factor = [1.0]
     points = torch.rand(8, 2, dtype=torch.float64)
-    residuals = Residuals(Objective(model, only=Term(lambda u, x: factor[0] * u(x), points)), list(model.parameters()))
+    residuals = Residuals(
+        Objective(model, only=Term(lambda u, x: factor[0] * u(x), points)), list(model.parameters()), Ranks()
+    )
     here, samples = residuals.read(), {"only": (points,)}
     residuals.prepare(here, samples, {"only": 8})
-    assert not residuals.changed(here, samples, residuals.values(here, samples))
+    assert not residuals.changed(here, samples, residuals.outputs(here, samples))
     factor[0] = 1.5
-    assert residuals.changed(here, samples, residuals.values(here, samples))
+    assert residuals.changed(here, samples, residuals.outputs(here, samples))
 
 
 def test_rows_are_stored_anew_for_a_function_that_has_changed(monkeypatch):
-    monkeypatch.setattr(storage, "LARGE", 0)
-    monkeypatch.setattr(storage, "_cheap", lambda *_: True)
-    monkeypatch.setattr(driver, "RECHECK", 2)
+    monkeypatch.setattr(jacobian, "FACTORS_FROM", 0)
+    monkeypatch.setattr(jacobian, "_gram_cost", lambda *_: 0)
+    monkeypatch.setattr(residuals, "CHECK_PERIOD", 2)
     torch.manual_seed(0)
     model, twice = mlp().double(), []
     points = torch.rand(30, 2, dtype=torch.float64)
@@ -242,15 +242,15 @@ def test_a_symmetric_product_has_its_lower_triangle():
 @pytest.mark.parametrize("name", sorted(TRACED - {"no hidden layer"}))
 def test_rows_from_factors_are_the_dense_ones(name, monkeypatch):
     """J J', J w and J' z with every weight matrix as factors, against dense rows."""
-    monkeypatch.setattr(storage, "LARGE", 0)
-    monkeypatch.setattr(storage, "_cheap", lambda *_: True)
+    monkeypatch.setattr(jacobian, "FACTORS_FROM", 0)
+    monkeypatch.setattr(jacobian, "_gram_cost", lambda *_: 0)
     _, _, points, residuals = made(name)
     sums = torch.rand(residuals.terms["only"].size, len(points), residuals.terms["only"].size, dtype=torch.float64)
     layout, count = residuals.layout, len(points) * residuals.terms["only"].size
     assert layout.factored and any(
         len(shape) == 2 and uses for shape, uses in zip(layout.shapes, layout.uses, strict=True)
     )
-    dense, factored = (Rows(each, count, points.device, Memory()) for each in (layout.as_dense(), layout))
+    dense, factored = (Rows.empty(each, count, points.device, Memory()) for each in (layout.as_dense(), layout))
     for rows in (dense, factored):
         residuals.rows(residuals.read(), {"only": (points,)}, {"only": sums}, rows)
     w, z = torch.randn(residuals.n, dtype=torch.float64), torch.randn(count, dtype=torch.float64)
@@ -270,12 +270,14 @@ def test_terms_with_other_numbers_of_uses_share_the_factors_of_a_matrix(monkeypa
     model = mlp().double()
     points, edges = torch.rand(11, 2, dtype=torch.float64), torch.rand(4, 2, dtype=torch.float64)
     objective = Objective(model, inside=Term(burgers, points), edges=Term(lambda u, x: u(x), edges))
-    residuals = Residuals(objective, list(model.parameters()))
+    residuals = Residuals(objective, list(model.parameters()), Ranks())
     samples = {"inside": (points,), "edges": (edges,)}
-    monkeypatch.setattr(storage, "LARGE", 0)
-    monkeypatch.setattr(storage, "_cheap", lambda *_: True)
+    monkeypatch.setattr(jacobian, "FACTORS_FROM", 0)
+    monkeypatch.setattr(jacobian, "_gram_cost", lambda *_: 0)
     residuals.prepare(residuals.read(), samples, {"inside": 8, "edges": 4})
-    dense, factored = (Rows(x, 15, points.device, Memory()) for x in (residuals.layout.as_dense(), residuals.layout))
+    dense, factored = (
+        Rows.empty(x, 15, points.device, Memory()) for x in (residuals.layout.as_dense(), residuals.layout)
+    )
     sums = {name: torch.ones(1, len(x[0]), 1, dtype=torch.float64) for name, x in samples.items()}
     for rows in (dense, factored):
         residuals.rows(residuals.read(), samples, sums, rows)
@@ -287,10 +289,10 @@ def test_terms_with_other_numbers_of_uses_share_the_factors_of_a_matrix(monkeypa
     ("shape", "uses", "factors"), [((200, 200), 4, True), ((20, 20), 4, False), ((200, 2), 4, False)]
 )
 def test_matrices_are_factors_where_that_takes_fewer_operations(shape, uses, factors):
-    rest = torch.Size([storage.LARGE])
+    rest = torch.Size([jacobian.FACTORS_FROM])
     layout = Layout.cheapest([torch.Size(shape), rest], [uses, 0])
     assert layout.uses == (uses if factors else 0, 0)
-    assert layout.width == storage.LARGE + (uses * sum(shape) if factors else shape[0] * shape[1])
+    assert layout.stored == jacobian.FACTORS_FROM + (uses * sum(shape) if factors else shape[0] * shape[1])
     assert not Layout.cheapest([torch.Size((9, 9))], [1]).factored  # small networks have dense rows
 
 

@@ -9,8 +9,7 @@ from torch.nn.functional import huber_loss
 from torch.optim import SGD, Adam
 
 from torch_anderson import GaussNewton, Objective, Term
-from torch_anderson._gauss_newton.residuals import Residuals
-from torch_anderson._gauss_newton.term_residuals import TermResiduals
+from torch_anderson._gauss_newton.residuals import Residuals, TermResiduals
 
 X = torch.linspace(-1, 1, 40, dtype=torch.float64).reshape(-1, 1)
 
@@ -222,8 +221,8 @@ def test_many_outputs_of_a_sample_take_no_more_memory_than_their_rows():
     names = [name for name, _ in model.named_parameters()]
     term = TermResiduals(objective, "fit", names, [])
     sizes = []
-    seen = term._seen
-    term._seen = lambda *arguments: sizes.append(seen(*arguments)) or sizes[-1]
+    some_rows = term.some_rows
+    term.some_rows = lambda *arguments: sizes.append(some_rows(*arguments)) or sizes[-1]
     term.prepare([p.detach() for p in model.parameters()], (torch.randn(20, 100, dtype=torch.float64),), traces=True)
     assert term.factors is not None
     assert {found.shape[0] for found in sizes} == {8}

@@ -7,7 +7,7 @@ from math import inf, nan
 import pytest
 import torch
 
-from torch_anderson._gauss_newton.term_residuals import close
+from torch_anderson._gauss_newton.residuals import close
 from torch_anderson._gauss_newton.trace import trace
 
 

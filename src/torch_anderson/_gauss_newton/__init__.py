@@ -1,1 +1,1 @@
-"""Gauss-Newton jumps, driven by the model's outputs: the public classes (``door``), the algorithms, and their parts."""
+"""Gauss-Newton jumps: the public classes (``optimizer``, ``objective``), the algorithm (``driver``), and its parts."""

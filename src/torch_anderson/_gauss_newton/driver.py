@@ -1,14 +1,20 @@
-"""The algorithm: Gauss-Newton jumps along the rows of the residuals' Jacobian.
+"""The algorithm: Gauss-Newton jumps along the rows of the residuals' Jacobian, between or instead of base steps.
 
-    r, J      residuals of the fitted samples, scaled such that the loss is |r|^2, and their Jacobian
-    S b     = J'(J J' + damping)^-1 b
-    jump    = mu jump + S (r - mu J jump)                            momentum: Goldshlager et al. 2024
-    bend    = S r2,  r2 the second derivative of r along the jump    geodesic acceleration: Transtrum and Sethna 2012
-    twist   = S (3 r2(jump, bend) - r3)                              the next order of the same curve
-    w(a)    = w - a jump - a^2/2 bend - a^3/6 twist                  a by a search on all samples, fitted or not
+A step:
 
-Samples with large residuals stay for the next jump, others are drawn anew. The base makes the steps while they gain
-more for their cost than jumps do.
+1. Decide who makes it (``step``): a jump, unless base steps gain more for their cost. Before some jumps the base makes
+   a step to compare with.
+2. Draw samples (``measured``): those with large residuals stay from the last jump, others are drawn anew. Residuals are
+   traced when they are first used, and again if something that a trace depends on has changed.
+3. Judge the base steps since the last jump (``after_base_steps``), and undo them if the loss has grown too much.
+4. Measure r and J at the weights w (``jump.measure``), in float64.
+5. Fit the curve w(a) = w - a d - a^2/2 b - a^3/6 c to the residuals of some of the samples (``jump.fit``).
+6. Search the length a with the least loss over all samples (``jump.Search``).
+7. If the loss falls there, set the weights, and keep d for the momentum of the next jump; otherwise keep the weights.
+8. Retain samples, and adapt length, damping, rows and the wait until the next jump (``adapt``, ``control``).
+
+Notation and equations are in ``jump``: r is ``rhs``, J is ``rows``, d is ``jump``, b is ``second_order`` and c is
+``third_order``. Between steps the driver keeps d in ``momentum``, w in ``weights``, and all numbers in ``state``.
 """
 
 from __future__ import annotations
@@ -31,21 +37,16 @@ from .._records import JumpRecord
 from .._tensors.blocks import Space, Vector
 from .._tensors.checkpoint import STATE, Entries, Saved, Shapes, pack, unpack
 from .._tensors.members import account, all_parameters, takes_part
-from .batch import Batch
-from .jump import Found, Model, Move, fit, measure, search
-from .objective import Closure, Objective, leaves
-from .plan import MOST_BYTES, MOST_ROWS, ROWS, Plan, planned
-from .residuals import Residuals
-from .rows import Layout, Memory, Rows
-from .state import FORWARD_COST, GaussNewtonState, fall, jump_cost
-from .term import Samples
-from .unusable import Unusable, agreeing
+from .control import Plan, State, fall, jump_cost, plan_samples
+from .jacobian import Memory
+from .jump import Linearization, Search, fit, measure
+from .losses import Batch
+from .objective import Closure, Objective, Unusable, leaves
+from .residuals import Residuals, agreeing, structure_of
 
-TOO_MUCH = 2.0
+UNDONE_FROM = 2.0
 """A stretch of base steps is undone if it multiplied the loss by more than this."""
-RECHECK = 16
-"""Jumps between two comparisons of traced residuals with the plain way."""
-TRACES = 4
+MOST_TRACED = 4
 """Objectives whose traced residuals are kept, for training that uses several in turn."""
 NO_OBJECTIVE = "step() was given no Objective; use step(objective), or set_batch(objective) where a framework calls it"
 GIVEN = (
@@ -68,16 +69,18 @@ FROZEN = (
     "GaussNewton makes no jumps while all learning rates are 0, as parameters with rate 0 count as frozen. End a "
     "schedule above 0."
 )
-NUMBERS = (
-    "Jumps are slower, as a number that a residual reads changes from jump to jump. Make it a tensor that is written "
-    "to, such as a buffer of the model."
-)
 
 
 class GaussNewtonDriver(Driver):
     """Levenberg-Marquardt jumps with momentum and geodesic acceleration, on samples that follow the residual."""
 
     kind = 4
+
+    momentum: Vector
+    """d, the last jump; 0 if it is not to go on."""
+    weights: Vector
+    """w after the last jump, in float64; valid as long as the parameters are its rounded values."""
+    memory: Memory
     traces: list[Residuals]
     """Residuals of the objectives that were used last, the newest first."""
     version: int | None
@@ -85,7 +88,7 @@ class GaussNewtonDriver(Driver):
 
     def __init__(self, base: Optimizer, options: Any):
         super().__init__(base, options)
-        self.state = GaussNewtonState()
+        self.state = State()
         """All that a checkpoint keeps besides vectors and counters."""
         self.stats.gauges = self.state.gauges  # not the driver's, which would then be freed late
         self.examined: tuple[Any, ...] = ()
@@ -95,22 +98,24 @@ class GaussNewtonDriver(Driver):
     # ------------------------------------------------------------------------------------------------ the algorithm
 
     def step(self, base_step: BaseStep) -> Any:
-        """Jump, or make a base step where that gains more for its cost."""
-        closure, loss = base_step.given, None
+        """Jump, or make a base step where that gains more for its cost; returns the loss before."""
+        closure: Closure | None = base_step.given
         if closure is None:  # some frameworks give it during the base step
-            loss, closure = self.plain(base_step)
+            loss, closure = self.make_base_step(base_step)
             if self.due:
+                if closure is not None:
+                    self.examine(closure.objective)
                 self.accelerate(closure, single=bool(closure and closure.bound))
             return loss
         self.examine(closure.objective)
         if not self.due:
-            return self.plain(base_step)[0]
-        single = bool(closure.bound)  # before the base draws the others
+            return self.make_base_step(base_step)[0]
+        single, loss = bool(closure.bound), None  # before the base draws the others
         if self.state.compares:
-            loss = self.plain(base_step)[0]
+            loss = self.make_base_step(base_step)[0]
         before = self.accelerate(closure, single)
         if loss is None:
-            loss = self.plain(base_step)[0] if before is None else before
+            loss = self.make_base_step(base_step)[0] if before is None else before
         return loss
 
     @property
@@ -118,17 +123,17 @@ class GaussNewtonDriver(Driver):
         """Whether the next step is a jump."""
         return self.state.since >= self.state.wait
 
-    def plain(self, base_step: BaseStep) -> tuple[Any, Closure | None]:
-        """Make one base step; returns its loss, and the objective that was given during the step."""
+    def make_base_step(self, base_step: BaseStep) -> tuple[Any, Closure | None]:
+        """Make one base step; returns its loss, and the objective that was given for the step by now."""
         self.notice_outside_writes()
         version = self.space.version()
-        found = base_step()
+        returned = base_step()
         if self.acted(version):
-            self.state.k += 1
+            self.state.steps += 1
             self.state.since += 1
         self.resting = max(self.state.wait - self.state.since - 1, 0)
         self.version = None if self.resting else self.space.version()
-        return found
+        return returned
 
     def accelerate(self, closure: Closure | None, single: bool = False) -> Tensor | None:
         """Jump, and return the loss before it; None, with the weights as they were, if the base is to make a step.
@@ -138,130 +143,104 @@ class GaussNewtonDriver(Driver):
         try:
             if closure is None:
                 raise Unusable("no_objective", NO_OBJECTIVE)
-            self.examine(closure.objective)
             if single:
                 raise Unusable("given_samples", GIVEN)
             if not self.space.params:
                 raise Unusable("converged", "no parameter is trained")
             return self.jump(closure.objective)
         except Unusable as problem:
-            self.skip(problem)
+            self.stats.counts[f"skipped_{problem.cause}"] += 1
+            if problem.cause != "converged":
+                self.tell_once(f"GaussNewton makes plain steps: {problem}.")
             if problem.cause not in ("no_objective", "given_samples"):  # the next step may have them
                 self.state.postpone()
             return None
 
     def jump(self, objective: Objective) -> Tensor:
-        """Measure, fit, try, decide; returns the loss before."""
-        state, residuals = self.state, self.prepared(objective)
-        plan = self.plan(residuals, state.whole_blocks)
+        """Measure, fit, search, decide; returns the loss before."""
+        state, residuals = self.state, self.residuals_of(objective)
+        plan = plan_samples(residuals, state.whole_blocks)
         model = self.measured(residuals, plan)
+        # Where a loss is steep but hardly curved, as at outliers, |r|^2 is far larger than the loss.
+        scale = min(model.square, abs(model.fitted_loss))
+        damping = state.damping(scale, model.trace, model.all_fitted)
         before = self.space.gather(self.momentum, residuals.params)
-        damping = state.damping(model.scale, model.trace, model.all_fitted)
-        move = fit(model, before, damping, state.length, self.memory)
-        found = search(model, move, state.length, state.longer)
-        accepted = found.best.loss < model.loss
+        curve = fit(model, before, damping, state.length, self.memory)
+        search = Search(model, curve)
+        search.run(state.length, state.longer)
+        accepted = search.falls
         if accepted:
-            self.space.scatter(move.jump, self.momentum, residuals.params)
-            self.write(found.best.weights, residuals)
+            self.space.scatter(curve.jump, self.momentum, residuals.params)
+            self.write(search.best.weights, residuals)
         else:  # the jump may have begun before the last base steps
             self.write(model.weights, residuals)
             self.stop()
-        values = found.best.values if accepted else model.values
-        objective.retain(model.batch.samples, model.batch.sizes(values))
-        self.adapt(model, found, accepted, plan)
-        self.record(model, move, accepted)
+        outputs = search.best.outputs if accepted else model.outputs
+        objective.retain(model.batch.samples, model.batch.residual_sizes(outputs))
+        self.adapt(model, search, plan)
+        self.record(model, search)
         block = self.space.blocks[0]
         return torch.tensor(model.loss, dtype=block.dtype, device=block.device)
 
-    # ---------------------------------------------------------------------------------------------------- measure
-
-    def measured(self, residuals: Residuals, plan: Plan) -> Model:
+    def measured(self, residuals: Residuals, plan: Plan) -> Linearization:
         """Draw samples, see what base steps have gained, and linearize the residuals."""
         here, samples = self.current_weights(residuals), residuals.objective.population(plan.total)
-        self.retrace_if_needed(residuals, samples)
-        weights = {name: term.weight for name, term in residuals.objective.terms.items()}
-        batch = Batch(samples, plan.fitted, weights, residuals.misfits(residuals.read(), samples))
+        residuals.retrace_if_needed(samples)
+        batch = residuals.batch(samples, plan.fitted)
         if self.state.jumps and self.state.since:
             here = self.after_base_steps(residuals, batch, here)
-        model = self.linearized(residuals, batch, here, plan.rows)
-        residuals.jumps += 1
-        if residuals.jumps % RECHECK == 0 and (self.changed(model) or not residuals.traces):
-            residuals.prepare(here, samples)
-            model = self.linearized(residuals, batch, here, plan.rows)
+        model = measure(residuals, batch, here, self.memory)
+        if residuals.retrace_if_wrong(here, samples, model.outputs):
+            model = measure(residuals, batch, here, self.memory)
         return model
 
-    def linearized(self, residuals: Residuals, batch: Batch, here: Tensor, count: int) -> Model:
-        """The residuals and their Jacobian of so many rows, stored as the present traces need it."""
-        rows = Rows(self.layout(residuals), count, here.device, self.memory)
-        return measure(residuals, batch, self.space.ranks, here, rows)
-
-    def changed(self, model: Model) -> bool:
-        """Whether traced residuals are no longer those of the functions, on any rank."""
-        found = model.residuals.changed(model.weights, model.batch.samples, model.values)
-        return bool(self.space.ranks.largest(torch.tensor(float(found))))
-
     def after_base_steps(self, residuals: Residuals, batch: Batch, now: Tensor) -> Tensor:
-        """The weights after base steps, or those before if the loss has grown too much; books what was gained.
+        """The weights after base steps, or those before if the loss has grown too much; records what was gained.
 
         What other code has written is not undone, and is no gain of the base.
         """
-        state, last = self.state, self.space.gather(self.weights, residuals.params)
-        if state.disturbed:
-            state.end_comparison()
-            self.stop()
-            return now
-        losses = [batch.losses(residuals.values(weights, batch.samples))[0] for weights in (last, now)]
-        before, after = self.space.ranks.mean(torch.stack(losses)).tolist()
-        most = before if state.compares else before + (TOO_MUCH - 1) * abs(before)  # may be negative
-        state.book_base(fall(before, after) if after < torch.inf else -1.0)
-        if not after <= most:
-            self.write(last, residuals)
-            return last
+        if not self.state.disturbed:
+            last = self.space.gather(self.weights, residuals.params)
+            losses = [batch.loss(residuals.outputs(weights, batch.samples))[0] for weights in (last, now)]
+            before, after = self.space.ranks.mean(torch.stack(losses)).tolist()
+            self.state.record_base_gain(fall(before, after) if after < torch.inf else -1.0)
+            most = before if self.state.compares else before + (UNDONE_FROM - 1) * abs(before)  # may be negative
+            if not after <= most:
+                self.write(last, residuals)
+                return last
         self.stop()
         return now
 
-    # ----------------------------------------------------------------------------------------------------- decide
-
-    def adapt(self, model: Model, found: Found, accepted: bool, plan: Plan) -> None:
+    def adapt(self, model: Linearization, search: Search, plan: Plan) -> None:
         """Adapt length, damping and rows to what happened, and decide who makes the next steps."""
-        state, end = self.state, found.best if accepted else model
+        state, best = self.state, search.best
         # Ranks may have other numbers of samples, but have to decide alike.
-        shared = torch.tensor([self.cost(model, found), plan.most], dtype=torch.float64, device="cpu")
-        state.cost, most = self.space.ranks.largest(shared).tolist()
-        fitted, unseen = fall(model.fitted, end.fitted), fall(model.unseen, end.unseen)
+        shared = [jump_cost(model, len(search.trials)), plan.most_blocks]
+        cost, most_blocks = self.space.ranks.largest(torch.tensor(shared, dtype=torch.float64, device="cpu")).tolist()
         state.jumps += 1
-        state.accept(found) if accepted else state.refuse()
+        if search.falls:
+            fitted, unseen = fall(model.fitted_loss, best.fitted_loss), fall(model.unseen_loss, best.unseen_loss)
+            state.accept(best.length, longer=search.expected > best.length)
+        else:
+            fitted = unseen = 0.0
+            state.refuse()
         if not model.all_fitted:
-            state.adapt_rows(fitted, unseen, most)
-        state.book_jump(fitted if model.all_fitted else unseen)
-        state.decide()
-        self.stats.counts["extra_evaluations"] += found.tried
+            state.adapt_rows(fitted, unseen, most_blocks)
+        state.record_jump_gain(fitted if model.all_fitted else unseen, cost)
 
-    def cost(self, model: Model, found: Found) -> float:
-        """Cost of a jump, in gradients."""
-        rows, weights = model.rows.shape
-        samples = sum(len(x[0]) for x in model.batch.samples.values())
-        part = sum(model.batch.fitted.values()) / samples
-        forwards = (model.probes * part + 1 + found.tried) * FORWARD_COST
-        return jump_cost(min(rows, weights), model.rows.layout, rows / samples, forwards)
-
-    def record(self, model: Model, move: Move, accepted: bool) -> None:
+    def record(self, model: Linearization, search: Search) -> None:
         """Count a jump, and pass it to hooks and log."""
-        self.state.k += accepted
-        rows, cause, counts = model.rows.shape[0], "" if accepted else "loss", self.stats.counts
+        accepted, curve, rows = search.falls, search.curve, model.rows.shape[0]
+        cause, counts = "" if accepted else "loss", self.stats.counts
+        self.state.steps += accepted
         counts["attempted"] += 1
         counts["accepted" if accepted else "rejected_loss"] += 1
-        norms = sqrt(max(model.fitted, 0.0)), sqrt(max(move.promised, 0.0))
-        length = float(move.jump.norm())
-        self.stats.describe = partial(JumpRecord, self.state.k, *norms, rows, rows, length, cause=cause)
+        counts["extra_evaluations"] += len(search.trials)
+        norms = sqrt(max(model.fitted_loss, 0.0)), sqrt(max(curve.promised, 0.0))
+        length = float(curve.jump.norm())
+        self.stats.describe = partial(JumpRecord, self.state.steps, *norms, rows, rows, length, cause=cause)
         if self.hooks or logger.isEnabledFor(logging.DEBUG):
             self.publish()
-
-    def skip(self, problem: Unusable) -> None:
-        """Count and report a jump that could not be tried."""
-        self.stats.counts[f"skipped_{problem.cause}"] += 1
-        if problem.cause != "converged":
-            self.tell_once(f"GaussNewton makes plain steps: {problem}.")
 
     # --------------------------------------------------------------------------------------------------- residuals
 
@@ -283,85 +262,54 @@ class GaussNewtonDriver(Driver):
                     raise ValueError(OTHER_MODEL)
         self.examined = subject
 
-    def prepared(self, objective: Objective) -> Residuals:
+    def residuals_of(self, objective: Objective) -> Residuals:
         """The residuals of the objective, checked and traced when they are first used with these parameters."""
         # A jump leaves groups with learning rate 0 alone.
         still = {id(p) for group in self.base.param_groups if group.get("lr") == 0 for p in group["params"]}
         params = [p for p in self.space.params if id(p) not in still]
-        found = next((each for each in self.traces if each.fits(objective, params)), None)
-        if found is None:
-            found = self.traced(objective, params)
-        if self.traces and self.traces[0].trained != found.trained:
+        structure = structure_of(objective, params)
+        residuals = next((each for each in self.traces if each.structure == structure), None)
+        if residuals is None:
+            residuals = self.traced(objective, params)
+        if self.traces and self.traces[0].trained != residuals.trained:
             self.stop()
-        self.traces = [found, *(each for each in self.traces if each is not found)][:TRACES]
-        found.refresh()
-        return found
+        self.traces = [residuals, *(each for each in self.traces if each is not residuals)][:MOST_TRACED]
+        residuals.read_constants()
+        return residuals
 
     def traced(self, objective: Objective, params: list[Tensor]) -> Residuals:
         """The residuals as functions of these parameters, after a look at what they return."""
-        ranks = self.space.ranks
+        ranks, groups = self.space.ranks, self.base.param_groups
         ranks.require_agreement(described(objective))
-        found = Residuals(objective, params)
-        if not found.n:
+        residuals = Residuals(objective, params, ranks)
+        if not residuals.n:
             raise Unusable("constant_outputs", "no parameter of the objective's model is trained")
         with agreeing(ranks), torch.enable_grad():
-            plan = self.plan(found, blocks=1)
+            plan = plan_samples(residuals, blocks=1)
             samples = objective.examples(plan.total)
-            found.check(samples, params)
-            found.prepare(found.read(), samples, plan.fitted)
-        if any(
-            not takes_part(group) and any(p.requires_grad for p in group["params"]) for group in self.base.param_groups
-        ):
+            residuals.check(samples, params)
+            residuals.prepare(residuals.read(), samples, plan.fitted)
+        if any(p.requires_grad for group in groups if not takes_part(group) for p in group["params"]):
             self.tell_once(LEFT_OUT)
-        return found
-
-    def retrace_if_needed(self, residuals: Residuals, samples: dict[str, Samples]) -> None:
-        """Trace the residuals again if on any rank samples have other shapes than before, or functions other numbers.
-
-        Where numbers change again soon, a trace does not pay: residuals are evaluated without one for a while.
-        """
-        ranks = self.space.ranks
-        stale = torch.tensor([not residuals.hold(samples), not residuals.same_numbers()], dtype=torch.float64)
-        reshaped, changed = ranks.largest(stale).tolist()
-        if changed and residuals.jumps < RECHECK:
-            self.tell_once(NUMBERS)
-        if reshaped or changed:
-            traces = not changed or residuals.jumps >= RECHECK
-            with agreeing(ranks), torch.enable_grad():
-                residuals.prepare(residuals.read(), samples, traces=traces)
-
-    def plan(self, residuals: Residuals, blocks: int) -> Plan:
-        """Numbers of samples for a jump."""
-        layout, numbers = self.layout(residuals), MOST_BYTES / 8
-        most = min(max(MOST_ROWS * residuals.n, ROWS), numbers / layout.width)
-        if layout.factored:
-            most = min(most, sqrt(numbers))
-        return planned(residuals, blocks, most)
-
-    def layout(self, residuals: Residuals) -> Layout:
-        """How rows are stored; several ranks exchange dense ones."""
-        return residuals.layout if self.space.ranks.size == 1 else residuals.layout.as_dense()
+        return residuals
 
     # ------------------------------------------------------------------------------------------------------ weights
 
     def current_weights(self, residuals: Residuals) -> Tensor:
         """The weights in float64: those of the last jump, unless other code has written to the parameters."""
-        if self.state.jumps and self.unchanged(residuals.params):
-            return self.space.gather(self.weights, residuals.params)
+        last = self.space.gather(self.weights, residuals.params)
+        if self.state.jumps and rounded_to(last, residuals.params):
+            return last
         if not self.state.since:
             self.stop()
         return residuals.read()
 
-    def unchanged(self, params: Sequence[Tensor]) -> bool:
-        """Whether parameters are those of the last jump."""
-        last = self.space.gather(self.weights, params).split([p.numel() for p in params])
-        pairs = ((p.detach().reshape(-1), part.to(p.dtype)) for p, part in zip(params, last, strict=True))
-        return all(torch.equal(now, then) for now, then in pairs)
-
     def notice_outside_writes(self) -> None:
         """Remember if other code has written to the parameters since the last jump; called before base steps."""
         if not self.state.since:
-            self.state.disturbed = bool(self.state.jumps) and not self.unchanged(self.space.params)
+            params = self.space.params
+            unchanged = not self.state.jumps or rounded_to(self.space.gather(self.weights, params), params)
+            self.state.disturbed = not unchanged
         elif self.version is not None:
             self.state.disturbed |= self.space.version() != self.version
 
@@ -382,7 +330,7 @@ class GaussNewtonDriver(Driver):
     @property
     def steps(self) -> int:
         """Steps that changed parameters; before the first, jumps that were refused, as they leave a state too."""
-        return self.state.k or self.state.jumps
+        return self.state.steps or self.state.jumps
 
     def agree(self, given: Closure | None) -> None:
         """Compare notes with other ranks, which have to minimise the same terms."""
@@ -394,7 +342,7 @@ class GaussNewtonDriver(Driver):
     def count_rest(self) -> None:
         """Count a base step without a look at the parameters."""
         super().count_rest()
-        self.state.k += 1
+        self.state.steps += 1
         self.state.since += 1
 
     def idle(self, base_step: BaseStep) -> Any:
@@ -422,12 +370,12 @@ class GaussNewtonDriver(Driver):
     def load_numbers(self, found: dict[Tensor, Entries]) -> None:
         """Continue where the entries were saved."""
         entries = next(iter(found.values()))
-        vars(self.state).update(vars(unpack(GaussNewtonState, entries[STATE])))
+        vars(self.state).update(vars(unpack(State, entries[STATE])))
         self.stats.set_counters(entries["counts"].tolist())
 
     def forget(self) -> None:
         """Forget the last jump, and what was adapted."""
-        vars(self.state).update(vars(GaussNewtonState(k=self.state.k)))
+        vars(self.state).update(vars(State(steps=self.state.steps)))
         self.stats.counts["restarts"] += 1
         self.resting = 0
         self.stop()
@@ -436,7 +384,13 @@ class GaussNewtonDriver(Driver):
         """Nothing is under way between two steps."""
 
 
+def rounded_to(weights: Tensor, params: Sequence[Tensor]) -> bool:
+    """Whether weights, rounded to the types of the parameters, are equal to them."""
+    parts = zip(params, weights.split([p.numel() for p in params]), strict=True)
+    return all(torch.equal(p.detach().reshape(-1), part.to(p.dtype)) for p, part in parts)
+
+
 def described(objective: Objective) -> dict[str, str]:
     """What ranks that minimise an objective together have to agree on, by name."""
-    found = {f"term {name!r}": f"weight {term.weight}" for name, term in objective.terms.items()}
-    return {"the order of terms": ", ".join(objective.terms), **found}
+    weights = {f"term {name!r}": f"weight {term.weight}" for name, term in objective.terms.items()}
+    return {"the order of terms": ", ".join(objective.terms), **weights}

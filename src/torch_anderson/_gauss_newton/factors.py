@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 from torch.fx import Graph, GraphModule, Node
 
-from .rows import Pair
+from .jacobian import Pair
 from .trace import ATEN, Untraceable, shape
 
 SPREAD = {ATEN.mul.Tensor, ATEN.div.Tensor, ATEN.sub.Tensor, ATEN.expand.default}

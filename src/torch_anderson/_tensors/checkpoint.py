@@ -21,7 +21,7 @@ from .members import Group, all_parameters, real_view, shaped_like
 
 PREFIX = "anderson_"
 """Begins the name of every entry that is not the base's."""
-VERSION = 3.0
+VERSION = 4.0
 """Version of the schema; a checkpoint of another one is refused."""
 STATE = "state"
 
