@@ -30,7 +30,7 @@ def fresh(self: Any, samples: Any) -> Any:
 def shorten(search: Any) -> None:
     """Try shorter lengths while the loss does not fall."""
     last = search.trials[-1]
-    while not search.falls and last.length > jump.SHORTEST and len(search.trials) < jump.MOST_TRIALS:
+    while not search.falls and last.length > jump.SHORTEST:
         last = search.try_length(max(last.length / 4, jump.SHORTEST))
 
 

@@ -84,19 +84,17 @@ class Factors:
                 part.zero_()
             else:
                 one, other = (torch.cat(x, 1)[:k] for x in zip(*products, strict=True))
-                part.write(one, other) if isinstance(part, Pair) else _write_dense(one, other, part)
+                if isinstance(part, Pair):
+                    part.write(one, other)
+                else:
+                    outer = part.unflatten(1, (one.shape[2], other.shape[2]))
+                    if part.dtype == one.dtype:
+                        torch.bmm(one.mT, other, out=outer)
+                    else:
+                        outer.copy_(torch.bmm(one.mT, other))
             if isinstance(part, Tensor):
                 for term in terms:
                     part += term[:k]
-
-
-def _write_dense(one: Tensor, other: Tensor, part: Tensor) -> None:
-    """Sums of outer products."""
-    shaped = part.unflatten(1, (one.shape[2], other.shape[2]))
-    if part.dtype == one.dtype:
-        torch.bmm(one.mT, other, out=shaped)
-    else:
-        shaped.copy_(torch.bmm(one.mT, other))
 
 
 def _uses(graph: Graph, parameters: int, count: int) -> list[Use]:
@@ -132,17 +130,15 @@ def _uses_in(graph: Graph, node: Node, roots: dict[Node, tuple[int, bool]], coun
     if size[0] != count:
         raise Untraceable(f"{node.target} of several rows of a sample")
     used = [argument for argument in node.all_input_nodes if argument in roots]
-    if len(used) > 1 or roots[used[0]][1] or not _is_tail(shape(used[0]), size):
+    tail = shape(used[0])
+    spreads = len(tail) < len(size) and size[len(size) - len(tail) :] == tail
+    if len(used) > 1 or roots[used[0]][1] or not spreads:
         raise Untraceable(f"{node.target} of {len(used)} parameters")
     if node.target is ATEN.add.Tensor and len(args) == 2 and plain:
         return [Use(roots[used[0]][0], _tapped(graph, node))]
     if node.target in SPREAD:
         return [Use(roots[used[0]][0], _spread(graph, node, used[0], size))]
     raise Untraceable(str(node.target))
-
-
-def _is_tail(tail: tuple[int, ...], size: tuple[int, ...]) -> bool:
-    return len(tail) < len(size) and size[len(size) - len(tail) :] == tail
 
 
 def _tapped(graph: Graph, node: Node) -> Node:

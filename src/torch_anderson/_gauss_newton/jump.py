@@ -40,8 +40,6 @@ SHORTEST, LONGEST = 1 / 256, 1.0
 """Limits of the length a; at 1 the linear model is at its minimum."""
 CLOSE_LENGTHS = 1.6
 """The expected minimum is not tried within this factor of the best length so far."""
-MOST_TRIALS = 6
-"""Lengths that are tried while the loss does not fall."""
 GRID = 2.0 ** torch.linspace(-3, 2, 101, dtype=torch.float64, device="cpu")
 """Lengths, in multiples of the last one, among which the minimum is expected."""
 
@@ -207,9 +205,9 @@ class Search:
         elif better / CLOSE_LENGTHS <= self.expected <= better * CLOSE_LENGTHS:
             return
         last = self.try_length(self.expected)
-        while not self.falls and last.length > SHORTEST and len(self.trials) < MOST_TRIALS:
+        while not self.falls and last.length > SHORTEST:
             last = self.try_length(max(last.length / 4, SHORTEST))
-        while self.falls and 1.9 * better <= last.length < LONGEST and last is self.best:
+        while last is self.best and self.falls and 1.9 * better <= last.length < LONGEST:  # about twice as long
             last = self.try_length(min(2 * last.length, LONGEST))
 
     def try_length(self, length: float) -> Trial:

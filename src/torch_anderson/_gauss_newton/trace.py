@@ -9,8 +9,7 @@ compares their results with those of ``torch.func``, and does without them where
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -45,9 +44,12 @@ class Untraceable(Exception):
 
 def trace(function: Function, arguments: Sequence[Tensor]) -> GraphModule:
     """The function as a graph for arguments of these shapes, without needless operations."""
+    from torch._guards import TracingContext, tracing
+    from torch._subclasses.fake_tensor import FakeTensorMode
     from torch.fx.experimental.proxy_tensor import make_fx
 
-    with torch.no_grad(), _one_fake_mode():
+    # All nodes share one mode for their shapes: if each makes its own, tracing takes twice as long.
+    with torch.no_grad(), tracing(TracingContext(FakeTensorMode(allow_fallback_kernels=True))):
         module = make_fx(function)(*arguments)
     module.graph.eliminate_dead_code()
     zeros = _fold(module)
@@ -60,18 +62,11 @@ def trace(function: Function, arguments: Sequence[Tensor]) -> GraphModule:
     return module
 
 
-@contextmanager
-def _one_fake_mode() -> Iterator[None]:
-    """Let all nodes of a trace share one mode for their shapes: if each makes its own, tracing takes twice as long."""
-    from torch._guards import TracingContext, tracing
-    from torch._subclasses.fake_tensor import FakeTensorMode
-
-    with tracing(TracingContext(FakeTensorMode(allow_fallback_kernels=True))):
-        yield
-
-
 def _fold(module: GraphModule) -> set[Node]:
-    """Compute once what depends on no argument, such as directions of derivatives; returns what is zero."""
+    """Compute once what depends on no argument, such as directions of derivatives; returns the nodes that are zero.
+
+    The tensors become attributes of the module.
+    """
     known: dict[Node, Any] = {}
     for node in module.graph.nodes:
         inputs = node.all_input_nodes
@@ -84,17 +79,12 @@ def _fold(module: GraphModule) -> set[Node]:
         elif node.target in MAKERS or (inputs and known.keys() >= {*inputs}):
             args, kwargs = map_arg((node.args, node.kwargs), known.__getitem__)
             known[node] = node.target(*args, **kwargs)
-    return _stored(module, known)
-
-
-def _stored(module: GraphModule, known: dict[Node, Any]) -> set[Node]:
-    """Make known tensors attributes of the module; returns those that are zero."""
     zeros = set()
-    for place, (node, found) in enumerate(known.items()):
-        if not isinstance(found, Tensor) or found.is_meta or known.keys() >= {*node.users}:
+    for place, (node, result) in enumerate(known.items()):
+        if not isinstance(result, Tensor) or result.is_meta or known.keys() >= {*node.users}:
             continue
-        value = torch.zeros(found.shape, dtype=found.dtype, device=found.device)
-        module.register_buffer(f"folded{place}", value if found._is_zerotensor() else value.copy_(found))
+        value = torch.zeros(result.shape, dtype=result.dtype, device=result.device)
+        module.register_buffer(f"folded{place}", value if result._is_zerotensor() else value.copy_(result))
         with module.graph.inserting_after(node):
             constant = module.graph.get_attr(f"folded{place}")
         constant.meta["val"] = value
