@@ -73,7 +73,7 @@ def test_rows_stay_within_their_limits():
 
 
 @pytest.mark.parametrize("samples", [1, 2])
-def test_the_bend_is_the_same_from_one_evaluation_and_from_two(samples):
+def test_the_second_order_is_the_same_from_one_evaluation_and_from_two(samples):
     """With one sample all are fitted. r = (w, w + c w^2 - 1) has no third derivative, so that both are exact."""
     c, w, damping = 0.7, 0.5, 0.1
     curve = fitted_one(lambda u, x: (u(x), u(x) + c * u(x) ** 2 - 1), w, damping, 0.5, samples)

@@ -10,7 +10,7 @@ factors of all rows for use u,
 
 which is cheaper than forming rows where matrices are large and have few uses.
 
-    S b   = J'(J J' + damping)^-1 b                       one Cholesky factor for all b (``Normal``)
+    S v   = J'(J J' + damping)^-1 v                       one Cholesky factor for all v (``Normal``)
 
 On several ranks J has the rows of all of them, divided by the square root of the number of ranks.
 """
@@ -245,7 +245,7 @@ class Normal:
             self.damping *= 10
 
     def solve(self, rhs: Tensor) -> Tensor:
-        """S b, bit for bit the same on all ranks, for the b of this rank's rows."""
+        """S v, bit for bit the same on all ranks, for the v of this rank's rows."""
         back, ranks = self.rows.transposed_times, self.ranks
         if ranks.size == 1:
             return back(self._inverse(rhs)) if self.dual else self._inverse(back(rhs))

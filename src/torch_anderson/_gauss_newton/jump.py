@@ -5,7 +5,7 @@ Notation, with the names in the code:
     w                                       ``weights``, one flat vector in float64
     r, J                                    ``rhs``, ``rows``: the loss of the fitted samples is |r + J dw|^2 nearby, up
                                             to a constant
-    S b  = J'(J J' + damping)^-1 b          ``Normal.solve``
+    S v  = J'(J J' + damping)^-1 v          ``Normal.solve``; the damping is lambda in the docs
     d    = mu d + S (r - mu J d)            ``jump``, with momentum (Goldshlager et al. 2024)
     b    = S r2                             ``second_order``, with r2 the second derivative of r along d: geodesic
                                             acceleration (Transtrum and Sethna 2012)
@@ -85,7 +85,7 @@ def measure(residuals: Residuals, batch: Batch, weights: Tensor, memory: Memory)
     """Evaluate the outputs of all samples, and J of fitted ones."""
     with agreeing(residuals.ranks):
         outputs = residuals.outputs(weights, batch.samples)
-        fitted_outputs = {name: found[: batch.fitted[name]] for name, found in outputs.items()}
+        fitted_outputs = {name: z[: batch.fitted[name]] for name, z in outputs.items()}
         rhs, loss_roots = batch.expand(fitted_outputs)
         if not all(x.isfinite().all() for x in (rhs, *outputs.values())):
             raise Unusable("nonfinite_outputs", "residuals are not finite")

@@ -113,13 +113,13 @@ class Batch:
 
     def residual_sizes(self, outputs: Outputs) -> dict[str, Tensor]:
         """|r| of each sample: the square root of its loss."""
-        return {name: self.losses[name].each(found).clamp_min(0).sqrt() for name, found in outputs.items()}
+        return {name: self.losses[name].each(z).clamp_min(0).sqrt() for name, z in outputs.items()}
 
     def loss(self, outputs: Outputs) -> Tensor:
         """The loss of all samples, of fitted ones, and of the others (0 if there are none); on the host."""
         total = torch.zeros(3, dtype=torch.float64, device="cpu")
-        for name, found in outputs.items():
-            each, fitted = self.losses[name].each(found), self.fitted[name]
+        for name, z in outputs.items():
+            each, fitted = self.losses[name].each(z), self.fitted[name]
             parts = each, each[:fitted], each[fitted:]
             total += self.weights[name] * torch.stack([x.sum() / max(len(x), 1) for x in parts]).double().cpu()
         return total

@@ -37,26 +37,26 @@ def numbers_of(functions: Iterable[Any], model: nn.Module) -> list[Any]:
     for function in functions:
         search.look(function, frozenset(), 0)
     for module in model.modules():
-        search.found += [value for value in vars(module).values() if isinstance(value, PLAIN)]
+        search.numbers += [value for value in vars(module).values() if isinstance(value, PLAIN)]
         if not _foreign(type(module)):
             search.look(MethodType(type(module).forward, module), frozenset(), 0)
-    return search.found
+    return search.numbers
 
 
 class _Search:
     """Goes through objects; ``names`` are those in the code through which an object was found."""
 
     def __init__(self) -> None:
-        self.found: list[Any] = []
+        self.numbers: list[Any] = []
         self._seen: set[tuple[int, frozenset[str]]] = set()
 
     def look(self, value: Any, names: frozenset[str], depth: int) -> None:
         """Note the numbers that an object has under these names, or is."""
         if isinstance(value, PLAIN):
-            self.found.append(value)
+            self.numbers.append(value)
             return
         if isinstance(value, Tensor):
-            self.found.append(id(value))
+            self.numbers.append(id(value))
             return
         if (id(value), names) in self._seen or depth > DEEPEST:
             return
@@ -70,11 +70,11 @@ class _Search:
             for part in (value.func, value.args, value.keywords):
                 self.look(part, names, depth)
         elif isinstance(value, (tuple, list, dict)):
-            self.found.append(len(value))
+            self.numbers.append(len(value))
             for part in list(value.values() if isinstance(value, dict) else value)[:FEW]:
                 self.look(part, names, depth + 1)
         elif hasattr(value, "tolist"):  # a number or an array of NumPy
-            self.found.append(value.tolist() if getattr(value, "size", FEW + 1) <= FEW else id(value))
+            self.numbers.append(value.tolist() if getattr(value, "size", FEW + 1) <= FEW else id(value))
         elif not _foreign(value if isinstance(value, (type, ModuleType)) else type(value)):
             called = vars(type(value)).get("__call__")
             if depth == 0 and isinstance(called, FunctionType):

@@ -101,9 +101,9 @@ class Term:
                 point = tuple(x * one if x.is_floating_point() else x for x in point)
             return at_point(model, *point)
 
-        found = self.function(u, *sample)
-        several = found.values() if isinstance(found, dict) else found if isinstance(found, tuple | list) else (found,)
-        outputs = tuple(several)
+        returned = self.function(u, *sample)
+        several = returned.values() if isinstance(returned, dict) else returned
+        outputs = tuple(several) if isinstance(returned, dict | tuple | list) else (returned,)
         if not outputs or not all(isinstance(x, Tensor) for x in outputs):
             kinds = ", ".join(type(x).__name__ for x in outputs) or "nothing"
             raise TypeError(f"The function of {name!r} returned {kinds}. Return a tensor, or several: the residuals.")
@@ -134,15 +134,15 @@ def at_point(model: nn.Module, *point: Tensor) -> Tensor:
     if not isinstance(outputs, Tensor):
         kind = type(outputs).__name__
         raise TypeError(f"The model returned {kind}. Give Objective a module that returns one tensor.")
-    found = outputs.squeeze(0)
-    return found.reshape(()) if found.numel() == 1 else found
+    output = outputs.squeeze(0)
+    return output.reshape(()) if output.numel() == 1 else output
 
 
-def checked_samples(what: str, found: Any, count: int | None = None) -> Samples:
-    """Samples as a tuple of tensors of one length; raises TypeError or ValueError that says what was found."""
-    tensors = (found,) if isinstance(found, Tensor) else found
+def checked_samples(what: str, given: Any, count: int | None = None) -> Samples:
+    """Samples as a tuple of tensors of one length; raises TypeError or ValueError that says what was given."""
+    tensors = (given,) if isinstance(given, Tensor) else given
     if not isinstance(tensors, (tuple, list)) or not tensors or not all(isinstance(x, Tensor) for x in tensors):
-        raise TypeError(f"Invalid {what}: {type(found).__name__}. Allowed: a tensor, or a tuple of tensors.")
+        raise TypeError(f"Invalid {what}: {type(given).__name__}. Allowed: a tensor, or a tuple of tensors.")
     if any(x.dim() == 0 for x in tensors) or len({len(x) for x in tensors}) != 1 or not len(tensors[0]):
         shapes = ", ".join(str(tuple(x.shape)) for x in tensors)
         raise ValueError(f"Invalid {what}: shapes {shapes}. Allowed: one row for each of at least one sample.")

@@ -99,7 +99,7 @@ class Signature(NamedTuple):
 
 
 class Residuals:
-    """All residuals of an objective at any weights; ``n`` of them are trained, in the order of the model's.
+    """All residuals of an objective as functions of ``n`` weights, in the order of the model's parameters.
 
     Args:
         objective: the residuals are those of its terms.
@@ -139,7 +139,7 @@ class Residuals:
     def signature_of(self, samples: Given) -> Signature:
         """What traces for these samples depend on, at present."""
         functions = [term.function for term in self.objective.terms.values()]
-        shapes = {name: [x.shape[1:] for x in found] for name, found in samples.items()}
+        shapes = {name: [x.shape[1:] for x in tensors] for name, tensors in samples.items()}
         return Signature(shapes, numbers_of(functions, self.module))
 
     def check(self, samples: Given, params: Sequence[Tensor]) -> None:
@@ -158,7 +158,7 @@ class Residuals:
     ) -> None:
         """Trace all terms, for blocks of so many samples or as before; in the network's type if functions need that."""
         blocks = {name: min(counts[name], BLOCK) if counts else term.block for name, term in self.terms.items()}
-        samples = {name: tuple(x[: blocks[name]] for x in found) for name, found in samples.items()}
+        samples = {name: tuple(x[: blocks[name]] for x in tensors) for name, tensors in samples.items()}
         self.signature, self.traces, self.jumps = self.signature_of(samples), traces, 0
         try:
             self._prepare(weights, samples)
@@ -178,8 +178,8 @@ class Residuals:
             except Exception as problem:
                 problem.add_note(ADVICE.format(name=name))
                 raise
-        uses = zip(*(term.uses for term in self.terms.values()), strict=True)
-        self.layout = self._layout([0 if None in found else max(found) for found in uses])
+        by_parameter = zip(*(term.uses for term in self.terms.values()), strict=True)
+        self.layout = self._layout([0 if None in uses else max(uses) for uses in by_parameter])
 
     def retrace_if_needed(self, samples: Given) -> None:
         """Prepare the residuals again if on any rank samples have other shapes than before, or functions other numbers.
@@ -409,8 +409,12 @@ class TermResiduals:
     def _one(self, *arguments: Tensor | None) -> Tensor:
         """The outputs at one sample that the loss depends on, as one vector."""
         weights: Any = arguments[0]
-        with _default_dtype(weights.dtype):
+        before = torch.get_default_dtype()
+        torch.set_default_dtype(weights.dtype)  # of tensors that the function makes: ``jvp`` does not mix types
+        try:
             return self.term.vector(self._returned(*arguments))
+        finally:
+            torch.set_default_dtype(before)
 
     def _returned(self, *arguments: Tensor | None) -> tuple[Tensor, ...]:
         """What the term's function returns at one sample."""
@@ -442,17 +446,6 @@ def agreeing(ranks: Ranks) -> Iterator[None]:
     if worst:
         cause = "nonfinite_outputs" if worst == 1.0 else "other_rank"
         raise Unusable(cause, "residuals could not be used on another rank")
-
-
-@contextmanager
-def _default_dtype(dtype: torch.dtype) -> Iterator[None]:
-    """A context in which tensors that a function makes without a type get this one: ``jvp`` does not mix types."""
-    before = torch.get_default_dtype()
-    torch.set_default_dtype(dtype)
-    try:
-        yield
-    finally:
-        torch.set_default_dtype(before)
 
 
 def _parts(samples: Samples, most: int) -> Iterator[tuple[Samples, int]]:
