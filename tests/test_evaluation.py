@@ -10,7 +10,7 @@ from torch.optim import SGD, Adam
 from training import BASES, EAGER, assert_counters_add_up, assert_same, loss_of, make, make_model, train, weights
 
 from torch_anderson import Anderson
-from torch_anderson._anderson.steps import NO_LOSS
+from torch_anderson._anderson.step import NO_LOSS
 
 GUARDED = {**EAGER, "safeguard": "loss"}
 INPUTS = torch.randn(16, 4, generator=torch.Generator().manual_seed(0))

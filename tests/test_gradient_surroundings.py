@@ -95,7 +95,7 @@ def test_a_step_without_a_new_gradient_makes_no_jump():
             assert optimizer.stats.counts["attempted"] == before
     counts = optimizer.stats.counts
     assert counts["attempted"] == counts["accepted"] + sum(n for k, n in counts.items() if k.startswith("rejected")) + (
-        optimizer._driver.state.pending
+        optimizer._driver.pending
     )
 
 

@@ -11,7 +11,7 @@ from torch import nn, optim
 from torch.nn.functional import mse_loss
 
 from torch_anderson import Anderson
-from torch_anderson._anderson.secants import Secants
+from torch_anderson._anderson.quasi_newton import Secants
 
 BASES = {
     "sgd": lambda params, **options: optim.SGD(params, lr=0.03, **options),
@@ -24,8 +24,8 @@ BASES = {
 
 
 def rows_of(pairs, size):
-    """The rows of a history (previous minus present), and slots newest first, of pairs (point, gradient)."""
-    differences = [(a[0] - b[0], a[1] - b[1]) for a, b in pairwise(pairs)]
+    """The rows of a history (present minus previous), and slots newest first, of pairs (point, gradient)."""
+    differences = [(b[0] - a[0], b[1] - a[1]) for a, b in pairwise(pairs)]
     empty = torch.zeros_like(pairs[0][0])
     points = [d[0] for d in differences] + [empty] * (size - len(differences))
     gradients = [d[1] for d in differences] + [empty] * (size - len(differences))
@@ -47,7 +47,7 @@ def test_a_jump_is_the_direction_of_the_textbooks_two_loops(count):
     secants = Secants((rows @ rows.T).tolist(), slots)
     weights = secants.jump(secants.least_squares(), explained=False)
     expected = lbfgs_direction(pairs)
-    torch.testing.assert_close(-(torch.tensor(weights, dtype=torch.float64) @ rows), expected, rtol=1e-9, atol=0)
+    torch.testing.assert_close(torch.tensor(weights, dtype=torch.float64) @ rows, expected, rtol=1e-9, atol=0)
 
 
 def test_where_pairs_span_the_gradient_a_jump_goes_to_the_minimum_of_a_quadratic():
@@ -55,7 +55,7 @@ def test_where_pairs_span_the_gradient_a_jump_goes_to_the_minimum_of_a_quadratic
     points = torch.randn(6, 4, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
     rows, slots = rows_of([(point, matrix @ (point - centre)) for point in points], size=8)
     secants = Secants((rows @ rows.T).tolist(), slots)
-    jump = -(torch.tensor(secants.jump(secants.least_squares(), explained=True), dtype=torch.float64) @ rows)
+    jump = torch.tensor(secants.jump(secants.least_squares(), explained=True), dtype=torch.float64) @ rows
     torch.testing.assert_close(points[-1] + jump, centre, rtol=0, atol=1e-5)  # a ridge of 1e-10 on unit columns
 
 

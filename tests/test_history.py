@@ -1,4 +1,4 @@
-"""History and Gram matrix against a plain list of pairs, after any sequence of stores, resets and partial fills."""
+"""Pairs and their Gram matrix against a plain list of pairs, after any sequence of stores, resets and partial fills."""
 
 from dataclasses import dataclass, field
 
@@ -9,8 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from torch_anderson import Storage
-from torch_anderson._anderson.gram import Gram
-from torch_anderson._anderson.history import CHUNK, LAUNCHES, PIECE, SHORT, History
+from torch_anderson._anderson.pairs import CHUNK, FLOAT64_NUMBERS, LAUNCHES, PIECE, Pairs
+from torch_anderson._anderson.step import Problem
 from torch_anderson._tensors.blocks import Space
 
 N = 5
@@ -41,22 +41,21 @@ class PairList:
 
     @property
     def point_diffs(self) -> np.ndarray:
-        """Previous minus present, newest first."""
-        return -np.diff(np.array([u for _, u, _ in self.pairs]).reshape(-1, N), axis=0)[::-1]
+        """Present minus previous, newest first."""
+        return np.diff(np.array([w for w, _, _ in self.pairs]).reshape(-1, N), axis=0)[::-1]
 
     @property
     def residual_diffs(self) -> np.ndarray:
-        """Previous minus present, newest first."""
-        return -np.diff(self.residuals, axis=0)[::-1]
+        """Present minus previous, newest first."""
+        return np.diff(self.residuals, axis=0)[::-1]
 
 
 class Recorder:
-    """A history, its Gram matrix and the plain list, driven together; pairs are random numbers."""
+    """Pairs and the plain list, driven together; the numbers are random."""
 
     def __init__(self, size: int, storage: Storage | None = None) -> None:
         self.space = space_of(N)
-        self.history = History(self.space, size, storage or Storage())
-        self.gram = Gram(size)
+        self.pairs = Pairs(self.space, size, storage or Storage())
         self.plain = PairList(size)
         self.generator = torch.Generator().manual_seed(0)
 
@@ -64,43 +63,43 @@ class Recorder:
         w, step = torch.randn(2, N, dtype=torch.float64, generator=self.generator)
         u = w + lr * step
         self.plain.store(w.numpy().copy(), u.numpy().copy(), lr)
-        free = self.history.store([u], [u - w], lr)
-        assert free[0] is not self.history.last_point[0]
+        free = self.pairs.store([w], [u - w], lr)
+        assert free[0] is not self.pairs.last_point[0]
 
     def reset(self) -> None:
-        self.history.clear()
-        self.gram = Gram(self.history.size)
-        self.plain = PairList(self.history.size)
+        self.pairs.clear()
+        self.plain = PairList(self.pairs.size)
 
     def check(self) -> None:
-        history, plain = self.history, self.plain
-        [rows] = history.rows
-        slots = history.newest_first
+        pairs, plain = self.pairs, self.plain
+        [rows] = pairs.rows
+        slots = pairs.newest_first
         assert len(slots) == len(set(slots)) == max(len(plain.pairs) - 1, 0)
-        assert history.rates == plain.rates
         tolerance = {"rtol": 1e-12, "atol": 1e-12}
         np.testing.assert_allclose(rows.point_diffs[slots], plain.point_diffs, **tolerance)
         np.testing.assert_allclose(rows.residual_diffs[slots], plain.residual_diffs, **tolerance)
-        empty = [slot for slot in range(history.size) if slot not in slots]
+        empty = [slot for slot in range(pairs.size) if slot not in slots]
         assert not rows.point_diffs[empty].any() and not rows.residual_diffs[empty].any()
         if plain.pairs:
-            np.testing.assert_allclose(history.last_point[0], plain.pairs[-1][1], **tolerance)
+            np.testing.assert_allclose(pairs.last_point[0], plain.pairs[-1][0], **tolerance)
             np.testing.assert_allclose(rows.last_residual, plain.residuals[-1], **tolerance)
 
     def check_gram(self) -> None:
         """Take in what was stored since the last time, as an acceleration does, and compare all products."""
         if len(self.plain.pairs) < 2:
             return
-        problem = self.gram.update(self.history, self.space.ranks, 0.0)
-        R, r, M = self.plain.residual_diffs, self.plain.residuals[-1], self.plain.point_diffs
+        self.pairs.update()
+        rate = self.plain.rates[-1]
+        problem = Problem.posed(self.pairs, rate, 0.0)
+        R, r, W = self.plain.residual_diffs, self.plain.residuals[-1], self.plain.point_diffs
         tolerance = {"rtol": 1e-11, "atol": 1e-11}
         np.testing.assert_allclose(lower_triangle(problem.gram), np.tril(R @ R.T), **tolerance)
-        size, slots = self.history.size, self.history.newest_first
+        size, slots = self.pairs.size, self.pairs.newest_first
         rows = [*slots, size, *(size + 1 + slot for slot in slots)]
-        Z = np.vstack([R, r[None], M])
-        np.testing.assert_allclose(np.array(problem.matrix)[np.ix_(rows, rows)], Z @ Z.T, **tolerance)
-        assert problem.path == pytest.approx(np.linalg.norm(M, axis=1).sum(), rel=1e-12)
-        assert problem.residual_norm == pytest.approx(self.plain.rates[-1] * np.linalg.norm(r), rel=1e-12)
+        Z = np.vstack([R, r[None], W])
+        np.testing.assert_allclose(np.array(self.pairs.matrix)[np.ix_(rows, rows)], Z @ Z.T, **tolerance)
+        assert problem.path == pytest.approx(np.linalg.norm(W + rate * R, axis=1).sum(), rel=1e-9)
+        assert problem.residual_norm == pytest.approx(rate * np.linalg.norm(r), rel=1e-12)
 
 
 def lower_triangle(rows: list[list[float]]) -> np.ndarray:
@@ -143,81 +142,85 @@ def test_gram_matrix_is_right_however_many_pairs_come_between_two_readings(size,
         recorder.check_gram()
 
 
-@pytest.mark.parametrize("n", [SHORT, SHORT + 1, CHUNK, CHUNK + 17, 5 * CHUNK + 3, LAUNCHES * CHUNK + 5])
+@pytest.mark.parametrize(
+    "n", [FLOAT64_NUMBERS, FLOAT64_NUMBERS + 1, CHUNK, CHUNK + 17, 5 * CHUNK + 3, LAUNCHES * CHUNK + 5]
+)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-@pytest.mark.parametrize("exact", [True, False])
-def test_products_of_long_vectors_are_exact_or_good_to_single_precision(exact, dtype, n):
+@pytest.mark.parametrize("precise", [True, False])
+def test_products_of_long_vectors_are_precise_or_good_to_single_precision(precise, dtype, n):
     space = space_of(n, dtype)
-    history = History(space, 3, Storage())
+    pairs = Pairs(space, 3, Storage())
     generator = torch.Generator().manual_seed(0)
     for _ in range(6):
         w, r = torch.randn(2, n, dtype=dtype, generator=generator)
-        history.store([w + r + 0.5], [r + 0.5])
-    [rows] = history.rows
+        pairs.store([w + 0.5], [r + 0.5])
+    [rows] = pairs.rows
     Z = torch.cat([rows.residual_diffs, rows.last_residual[None], rows.point_diffs]).double().numpy()
+    expected = Z @ Z.T
+    tolerance = 1e-12 if precise or pairs.float64 else 1e-6
+    pairs.precise = precise
     for fresh in (3, 1):
-        history.fresh = fresh
-        wanted, products = history.new_products(exact)
-        expected = Z[wanted] @ Z.T
-        tolerance = 1e-12 if exact or history.exact else 1e-6
-        np.testing.assert_allclose(products, expected, rtol=0, atol=tolerance * np.abs(expected).max())
+        pairs.fresh = fresh
+        pairs.update()
+        np.testing.assert_allclose(pairs.matrix, expected, rtol=0, atol=tolerance * np.abs(expected).max())
 
 
 def test_differences_are_formed_before_the_products():
     # Residuals of length 1e6 that differ by 1: a Gram matrix of raw residuals, differenced, would be off by 1e-4.
     space = space_of(N)
-    history = History(space, 4, Storage())
+    pairs = Pairs(space, 4, Storage())
     generator = torch.Generator().manual_seed(0)
     offset = 1e6 * torch.randn(N, dtype=torch.float64, generator=generator)
     residuals = [offset + torch.randn(N, dtype=torch.float64, generator=generator) for _ in range(5)]
     for r in residuals:
-        history.store([r.clone()], [r])
+        pairs.store([r.clone()], [r])
     R = torch.stack(residuals).diff(dim=0).flip(0)
-    problem = Gram(4).update(history, space.ranks, 0.0)
+    pairs.update()
+    problem = Problem.posed(pairs, 1.0, 0.0)
     np.testing.assert_allclose(lower_triangle(problem.gram), np.tril(R @ R.T), rtol=1e-13, atol=1e-13)
 
 
 @pytest.mark.parametrize("storage", [Storage(), Storage(device="cpu"), Storage(dtype=torch.bfloat16)], ids=str)
-def test_candidate_is_the_last_point_less_the_weighted_rows(storage):
+def test_candidate_is_the_last_point_plus_the_weighted_rows(storage):
     recorder = Recorder(3, storage)
     for _ in range(5):
         recorder.store()
-    [rows] = recorder.history.rows
+    [rows] = recorder.pairs.rows
     Z = torch.cat([rows.residual_diffs.double(), rows.last_residual[None], rows.point_diffs.double()])
     for weights in ([0.0] * 4 + [1.0, -2.0, 0.5], [0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7]):
         target = torch.full((N,), torch.nan, dtype=torch.float64)
-        recorder.history.subtract(weights, [target])
-        expected = recorder.history.last_point[0] - Z.T @ torch.tensor(weights, dtype=torch.float64)
+        recorder.pairs.combine(weights, [target])
+        expected = recorder.pairs.last_point[0] + Z.T @ torch.tensor(weights, dtype=torch.float64)
         torch.testing.assert_close(target, expected, rtol=1e-12, atol=1e-12)
 
 
-@pytest.mark.parametrize("n", [N, SHORT + 1, 2 * PIECE, 5 * PIECE + 3])
+@pytest.mark.parametrize("n", [N, FLOAT64_NUMBERS + 1, 2 * PIECE, 5 * PIECE + 3])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 @pytest.mark.parametrize("residuals", [False, True])
 def test_rounding_of_a_candidate_is_that_of_the_jump_and_once_that_of_the_point(residuals, dtype, n):
-    history = History(space_of(n, dtype), 3, Storage())
+    pairs = Pairs(space_of(n, dtype), 3, Storage())
     generator = torch.Generator().manual_seed(0)
     for _ in range(5):
-        history.store(
+        pairs.store(
             [torch.randn(n, dtype=dtype, generator=generator) + 1e4], [torch.randn(n, dtype=dtype, generator=generator)]
         )
-    [rows] = history.rows
+    [rows] = pairs.rows
     weights = torch.randn(7, dtype=torch.float64, generator=generator).to(dtype)
     weights[:4] *= residuals
     target = torch.full((n,), torch.nan, dtype=dtype)
-    history.subtract(weights.tolist(), [target])
+    pairs.combine(weights.tolist(), [target])
     Z = torch.cat([rows.residual_diffs, rows.last_residual[None], rows.point_diffs])
-    Z, w, last, found = (x.numpy().astype(np.longdouble) for x in (Z, weights, history.last_point[0], target))
+    Z, w, last, found = (x.numpy().astype(np.longdouble) for x in (Z, weights, pairs.last_point[0], target))
     # Half an eps for each of 8 terms of the jump, and once for the point.
     bound = torch.finfo(dtype).eps * (abs(last) / 2 + 4 * abs(Z).T @ abs(w))
-    assert (abs(found - (last - Z.T @ w)) <= bound).all()
+    assert (abs(found - (last + Z.T @ w)) <= bound).all()
 
 
 @pytest.mark.parametrize(
-    ("n", "storage", "fine"), [(N, None, True), (N, torch.bfloat16, False), (2 * SHORT, None, False)]
+    ("n", "storage", "rounded"), [(N, None, False), (N, torch.bfloat16, True), (2 * FLOAT64_NUMBERS, None, True)]
 )
-def test_rows_are_fine_if_they_are_kept_in_double_precision(n, storage, fine):
-    history = History(space_of(n, torch.float32), 3, Storage(dtype=storage))
-    assert history.fine == fine
-    kept = history.rows[0].point_diffs.dtype
-    assert (kept == torch.float64) == fine
+def test_rows_are_rounded_unless_they_are_kept_in_double_precision(n, storage, rounded):
+    pairs = Pairs(space_of(n, torch.float32), 3, Storage(dtype=storage))
+    assert pairs.rounded == rounded
+    kept = pairs.rows[0].point_diffs.dtype
+    assert (kept != torch.float64) == rounded

@@ -5,8 +5,9 @@ import pytest
 import torch
 
 from torch_anderson import Storage
-from torch_anderson._anderson.gram import Gram, Problem, solve
-from torch_anderson._anderson.history import SHORT, History
+from torch_anderson._anderson.least_squares import solve
+from torch_anderson._anderson.pairs import FLOAT64_NUMBERS, Pairs
+from torch_anderson._anderson.step import Problem, solved
 from torch_anderson._tensors.blocks import Space
 
 N, COLUMNS = 300, 8
@@ -29,26 +30,25 @@ def gram_system(R: np.ndarray, r: np.ndarray) -> tuple[list[list[float]], list[f
 
 
 class Stored:
-    """Residuals as a history of ``n`` numbers keeps them; those of more than SHORT in float32."""
+    """Residuals as pairs of ``n`` numbers keep them; those of more than FLOAT64_NUMBERS in float32."""
 
     def __init__(self, columns: int, n: int) -> None:
         self.space = Space([{"params": [torch.zeros(n, requires_grad=True)]}], None)
-        self.history = History(self.space, columns, Storage())
-        self.gram = Gram(columns)
+        self.pairs = Pairs(self.space, columns, Storage())
         self.n = n
 
     def store(self, residual: np.ndarray) -> None:
         value = torch.from_numpy(np.pad(residual, (0, self.n - len(residual)))).float()
-        self.history.store([value], [value])
+        self.pairs.store([value], [value.clone()])
 
     def problem(self) -> Problem:
-        return self.gram.update(self.history, self.space.ranks, 0.0)
+        return solved(self.pairs, 1.0, 0.0)
 
     @property
     def columns(self) -> tuple[np.ndarray, np.ndarray]:
         """R, newest column first, and r, as they are stored."""
-        [rows] = self.history.rows
-        R = rows.residual_diffs[self.history.newest_first].double().numpy().T
+        [rows] = self.pairs.rows
+        R = rows.residual_diffs[self.pairs.newest_first].double().numpy().T
         return R, rows.last_residual.double().numpy()
 
 
@@ -63,17 +63,17 @@ def optimum(R: np.ndarray, r: np.ndarray) -> float:
 @pytest.mark.parametrize("seed", range(3))
 @pytest.mark.parametrize("outside", [1.0, 1e-3])
 @pytest.mark.parametrize("condition", [1, 1e1, 1e2, 1e3, 1e4, 1e5, 1e6])
-@pytest.mark.parametrize("n", [N, SHORT + 1])
+@pytest.mark.parametrize("n", [N, FLOAT64_NUMBERS + 1])
 def test_residual_from_float32_columns_is_the_optimum(n, condition, outside, seed):
     # Products accumulated in float32 leave up to 20 times the optimum at outside = 1, 10,000 times at 1e-3. Rows of
-    # more than SHORT numbers are kept in float32, shorter ones in float64.
+    # more than FLOAT64_NUMBERS numbers are kept in float32, shorter ones in float64.
     R, r = conditioned(condition, seed, outside=outside)
     stored = Stored(COLUMNS, n)
     for residual in [r - R[:, :j].sum(1) for j in range(COLUMNS + 1)][::-1]:  # R is their differences
         stored.store(residual)
     problem = stored.problem()
     R, r = stored.columns
-    found = problem.solution
+    found = problem.c
     assert norm_left(R, r, found.values) <= 1.001 * optimum(R, r)
     # fitted_sq is known to the rounding of as many columns times |scaled g|^2: normal equations cannot do better.
     known = COLUMNS * np.finfo(float).eps * float(np.sum((found.values * np.linalg.norm(R, axis=0)) ** 2))
@@ -181,22 +181,22 @@ def excess(stored: Stored) -> float:
     """|r - R g| over its minimum, as a step of ``Anderson`` would have it."""
     problem = stored.problem()
     R, r = stored.columns
-    assert problem.gain == pytest.approx(norm_left(R, r, problem.solution.values) / np.linalg.norm(r), abs=1e-2)
-    return norm_left(R, r, problem.solution.values) / optimum(R, r)
+    assert problem.gain == pytest.approx(norm_left(R, r, problem.c.values) / np.linalg.norm(r), abs=1e-2)
+    return norm_left(R, r, problem.c.values) / optimum(R, r)
 
 
-def test_products_are_exact_only_while_columns_are_collinear():
+def test_products_are_precise_only_while_columns_are_collinear():
     rng = np.random.default_rng(0)
-    stored = Stored(4, SHORT + 1)
+    stored = Stored(4, FLOAT64_NUMBERS + 1)
     direction, residual = rng.standard_normal(N), rng.standard_normal(N)
-    exact = []
+    precise = []
     for step in range(16):
         collinear = 5 <= step < 8
         residual = residual + (direction + 1e-4 * rng.standard_normal(N) if collinear else rng.standard_normal(N))
         stored.store(residual)
         if step > 1:
             assert excess(stored) <= 1.001
-            exact.append(stored.gram.exact)
-    assert exact[0] is False
-    assert True in exact
-    assert exact[-1] is False
+            precise.append(stored.pairs.precise)
+    assert precise[0] is False
+    assert True in precise
+    assert precise[-1] is False

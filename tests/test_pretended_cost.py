@@ -20,7 +20,7 @@ from torch.optim import SGD
 from training import FEW_BASES, batch
 
 from torch_anderson import Anderson
-from torch_anderson._anderson.gradient_memory import FIRST_REST, LONGEST_REST
+from torch_anderson._anderson.gradient import FIRST_REST, LONGEST_REST
 
 
 class Limit(NamedTuple):

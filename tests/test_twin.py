@@ -21,7 +21,7 @@ from torch import Tensor, optim
 
 from torch_anderson import Anderson as AnyAnderson
 from torch_anderson import MovingAverage
-from torch_anderson._anderson.safeguard import MAX_GAIN
+from torch_anderson._anderson.step import MOST_GAIN
 
 STEPS = 30
 TOLERANCE = 1e-8
@@ -113,7 +113,7 @@ def run(setting: Setting) -> tuple[int, set[str]]:
     with torch.no_grad():
         disturbed.params[0].mul_(1 + ROUNDING)
     library = Anderson(ours.base, **options)
-    twin, other_twin = (TextbookAnderson(t.base, **options, max_gain=MAX_GAIN) for t in (textbook, disturbed))
+    twin, other_twin = (TextbookAnderson(t.base, **options, max_gain=MOST_GAIN) for t in (textbook, disturbed))
     causes: list[str] = []
     library.register_acceleration_hook(lambda record: causes.append(record.cause or "accepted"))
     for step in range(STEPS):

@@ -1,7 +1,7 @@
 """Second-order training of physics-informed networks, and Anderson acceleration of any optimizer, for PyTorch."""
 
 from ._anderson.average import MovingAverage
-from ._anderson.door import Anderson
+from ._anderson.optimizer import Anderson
 from ._anderson.storage import Storage
 from ._fixed_point import Solution, fixed_point
 from ._gauss_newton.objective import Objective, Term

@@ -47,11 +47,10 @@ def global_hooks() -> bool:
 
 
 class JumpRefused(Exception):
-    """The gradient has taken back a jump instead of moving the base; ``loss`` is what the closure returned."""
+    """The gradient has taken back a jump instead of moving the base."""
 
-    def __init__(self, loss: Any):
-        super().__init__()
-        self.loss = loss
+    loss: Any = None
+    """What the closure returned."""
 
 
 class Driven(Protocol):
@@ -70,17 +69,17 @@ class BaseStep:
         self.given = given
         """The samples or the loss function of this step, as far as they were given before it."""
 
-    def __call__(self, measure: Callable[[], bool] | None = None) -> tuple[Any, Any]:
+    def __call__(self, measure: Callable[[], None] | None = None) -> tuple[Any, Any]:
         """Make the step; returns what the base returns, and what was given for this step, before or during it.
 
         ``measure`` is called once when the gradient is there, before the base sees it: after the first evaluation of
-        the closure, if there is one. If it returns False, the base makes no step, and ``JumpRefused`` is raised. Global
-        step hooks see the outer optimizer; the base's step would call them again.
+        the closure, if there is one. If it raises ``JumpRefused``, the base makes no step. Global step hooks see the
+        outer optimizer; the base's step would call them again.
         """
         base, closure = self.driver.base, self.closure
-        if measure and closure is None and not measure():
-            raise JumpRefused(None)
-        if measure and closure is not None:
+        if measure and closure is None:
+            measure()
+        elif measure and closure is not None:
             closure = _measuring(closure, measure)
         arguments = () if closure is None else (closure,)  # some bases take none
         try:
@@ -102,16 +101,20 @@ def _without_global_hooks(base: Optimizer, arguments: tuple[Any, ...]) -> Any:
         post.update(kept[1])
 
 
-def _measuring(closure: Callable[[], Any], measure: Callable[[], bool]) -> Callable[[], Any]:
+def _measuring(closure: Callable[[], Any], measure: Callable[[], None]) -> Callable[[], Any]:
     """A closure whose first evaluation is measured. A refusal ends the base's step before it has changed anything."""
     waiting = True
 
     def measured() -> Any:
         nonlocal waiting
         loss = closure()
-        first, waiting = waiting, False
-        if first and not measure():
-            raise JumpRefused(loss)
+        if waiting:
+            waiting = False
+            try:
+                measure()
+            except JumpRefused as refused:
+                refused.loss = loss
+                raise
         return loss
 
     return measured

@@ -6,6 +6,7 @@ import logging
 from abc import ABC, abstractmethod
 from collections import OrderedDict
 from collections.abc import Callable
+from dataclasses import replace
 from inspect import signature
 from typing import Any
 
@@ -203,6 +204,22 @@ class Driver(ABC):
         """Notice from now on if somebody else writes to the weights."""
 
     # ----------------------------------------------------------------------------------------------------- reporting
+
+    def record_skip(self, cause: str, record: JumpRecord | None = None) -> None:
+        """Count a jump that was not attempted, and report it if anything was computed."""
+        self.stats.counts[f"skipped_{cause}"] += 1
+        if record is not None:
+            self.report(record)
+
+    def record_end(self, cause: str, record: JumpRecord) -> None:
+        """Count and report the end of an attempt; ``cause`` is empty if the weights have jumped."""
+        self.stats.counts[f"rejected_{cause}" if cause else "accepted"] += 1
+        self.report(replace(record, cause=cause))
+
+    def report(self, record: JumpRecord) -> None:
+        """Keep a record, and hand it to hooks and log."""
+        self.stats.describe = lambda: record
+        self.publish()
 
     def publish(self) -> None:
         """Hand the latest record to hooks and log."""

@@ -14,7 +14,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from torch_anderson import Anderson, MovingAverage, Storage
-from torch_anderson._anderson.gradient_memory import LOOK
+from torch_anderson._anderson.gradient import LOOK
 
 SMALL = 1024
 """Bytes. The model of these tests has 584, which is why sizes are measured for a larger one below."""

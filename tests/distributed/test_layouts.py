@@ -9,7 +9,7 @@ from layouts import ALL, LAYOUTS, Training, assert_bitwise_equal, distance, in_t
 from processes import run
 from reference import TextbookAnderson
 
-from torch_anderson._anderson.safeguard import MAX_GAIN
+from torch_anderson._anderson.step import MOST_GAIN
 
 TOLERANCE = 1e-12
 MANY = [layout for layout in LAYOUTS if layout != "single"]
@@ -88,7 +88,7 @@ def test_a_single_process_follows_the_textbook_in_these_cases(name):
     training = build(name)
     base = training.optimizer.base
     options = {option: value for option, value in CASES[name].options.items() if option != "residual"}
-    training.optimizer = TextbookAnderson(base, **options, max_gain=MAX_GAIN)
+    training.optimizer = TextbookAnderson(base, **options, max_gain=MOST_GAIN)
     training.optimizer.param_groups, training.optimizer.zero_grad = base.param_groups, base.zero_grad
     training.advance()
     assert distance(alone(name).weights(), training.weights()) <= 1e-9

@@ -1,7 +1,8 @@
 """Anderson acceleration: the public class, its two algorithms, and their parts.
 
-door                            ``Anderson``, its options and documentation
-residual="gradient", default:   gradients (the algorithm), gradient_memory, secants (where to jump), noise
-residual="step", the paper's:   steps (the algorithm), step_memory, trial, safeguard, average
-both:                           residual (what is measured), history (rows), gram (their products), storage
+optimizer                       ``Anderson``, its options and documentation
+residual="gradient", default:   gradient (the algorithm and its state), quasi_newton (where to jump), noise
+residual="step", the paper's:   step (the algorithm and its state), snapshot, average
+both:                           residuals (what is measured), pairs (rows and their products), least_squares, trial (a
+                                jump that waits for its decision), storage
 """

@@ -12,8 +12,8 @@ from torch import Tensor
 
 from .._options import choice, integer, invalid, real
 from .._tensors.blocks import Space, Vector
-from .history import LAUNCHES, chunks, full_precision
-from .residual import largest
+from .pairs import LAUNCHES, chunks, full_precision
+from .residuals import largest
 
 CHUNK = 1 << 15
 """Columns averaged at once: few enough to stay in a cache."""

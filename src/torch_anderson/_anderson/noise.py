@@ -2,8 +2,9 @@
 function has changed, as it does where a batch is kept for many steps and then replaced.
 """
 
-from .gradient_memory import GradientState
-from .secants import Secants
+from typing import Protocol
+
+from .quasi_newton import Secants
 
 RECENT, CERTAIN = 3, 6
 """Differences by which noise is judged: usually, and after repeated noise."""
@@ -24,7 +25,14 @@ CHANGED = 50.0
 """The function has changed if a gradient differs by so many times what curvature explains."""
 
 
-def is_noise(state: GradientState, secants: Secants) -> bool:
+class Record(Protocol):
+    """What is known of earlier jumps."""
+
+    proven: int
+    noisy: bool
+
+
+def is_noise(state: Record, secants: Secants) -> bool:
     """Whether gradients change as noise does, not as those of a smooth loss; after accepted jumps the limit is higher.
 
     After repeated noise, more differences are needed: three are symmetric by chance in one of 10 to 100 cases.

@@ -15,9 +15,9 @@ from .._optimizer import WrappedOptimizer
 from .._options import Options, choice, integer, invalid, process_group_or_none, real
 from .._tensors.evaluate import LossFn
 from .average import MovingAverage
-from .gradients import GradientDriver
-from .residual import unusable_gradients
-from .steps import StepDriver
+from .gradient import GradientDriver
+from .residuals import unusable_gradients
+from .step import StepDriver
 from .storage import Storage
 
 RESIDUALS = ("gradient", "step")

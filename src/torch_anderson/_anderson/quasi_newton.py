@@ -1,10 +1,10 @@
-"""Jumps from pairs of weights and gradients, worked out from the inner products of all rows of a history.
+"""Jumps from pairs of weights and gradients, worked out from the inner products of all rows.
 
     S, Y     differences of stored points and of their gradients: secants of the Hessian, Y = (Hessian) S
     g        the last gradient
-    c        argmin |g - Y'c|, Anderson's least squares
+    c        argmin |g - Y c|, Anderson's least squares
     H        limited-memory BFGS approximation of the inverse Hessian that the pairs define
-    jump     -H g, or -(S'c + H (g - Y'c)) where the least squares explains nearly all of g
+    jump     -H g, or -(S c + H (g - Y c)) where the least squares explains nearly all of g
 
 Least squares alone does not use the symmetry of the Hessian. H does, and comes close to the minimum of a network in
 fewer gradients; but where the pairs span the gradient, as in small problems, least squares is exact and H is not.
@@ -18,13 +18,13 @@ from itertools import chain, combinations
 from math import hypot, inf, isfinite, sqrt
 from operator import mul
 
-from .gram import Coefficients, solve
+from .least_squares import Coefficients, solve
 
 EXPLAINED = 0.1
-"""Below this |g - Y'c| / |g|, the least squares takes part in the jump."""
+"""Below this |g - Y c| / |g|, the least squares takes part in the jump."""
 CURVED = 1e-8
 """A pair defines H if the cosine of s and y is above this: BFGS needs positive curvature."""
-RIDGE, COARSE_RIDGE = 1e-10, 1e-5
+RIDGE, ROUNDED_RIDGE = 1e-10, 1e-5
 """Regularization of the least squares, for products in float64, and for those that are good to 1e-6."""
 
 Matrix = Sequence[Sequence[float]]
@@ -35,14 +35,14 @@ class Proposal:
     """A jump in numbers."""
 
     weights: list[float]
-    """The jump is the negative of the rows' sum with these weights."""
+    """The jump is the sum of the rows with these weights."""
     length: float
     descent: float
-    """Inner product of g with that sum: how fast the loss falls at the beginning of the jump."""
-    fitted: Coefficients
+    """-g'jump: how fast the loss falls at the beginning of the jump."""
+    coefficients: Coefficients
     """c, newest first."""
     gain: float
-    """|g - Y'c| / |g|"""
+    """|g - Y c| / |g|"""
 
 
 class Secants:
@@ -57,11 +57,12 @@ class Secants:
         """The row of the last gradient."""
         self.gradient_norm = sqrt(matrix[self.g][self.g])
         """|g|"""
-        self.along_newest = matrix[self.g][self.s(slots[0])]
-        """Inner product of g with the newest difference of points."""
-        self.before_along_newest = self.along_newest + self._curvature(slots[0])
-        """Inner product of the gradient before g with that difference."""
-        self.newest_length = sqrt(matrix[self.s(slots[0])][self.s(slots[0])])
+        newest = self.s(slots[0])
+        self.slope = matrix[self.g][newest]
+        """Inner product of g with the newest difference of points, and ..."""
+        self.slope_before = self.slope - matrix[newest][slots[0]]
+        """... of the gradient before g."""
+        self.newest_length = sqrt(matrix[newest][newest])
         """Length of that difference, and ..."""
         self.older_path = sum([sqrt(matrix[self.s(i)][self.s(i)]) for i in slots[1:]])
         """... of the path through the points before it."""
@@ -111,51 +112,40 @@ class Secants:
 
     def propose(self, radius: float = inf) -> Proposal | None:
         """The jump, no longer than ``radius``; None if it is not finite or does not descend."""
-        fitted = self.least_squares()
-        gain = sqrt(max(1 - fitted.fitted_sq / self.gradient_norm**2, 0.0))
-        weights = self.jump(fitted, explained=gain < EXPLAINED)
+        c = self.least_squares()
+        gain = c.gain(self.gradient_norm)
+        weights = self.jump(c, explained=gain < EXPLAINED)
         if weights is None:
             return None
-        length, descent = self.length(weights), self.descent(weights)
+        square = sum(w * self._dot(i, weights) for i, w in enumerate(weights) if w)
+        length, descent = sqrt(max(square, 0.0)), -self._dot(self.g, weights)
         if not isfinite(length) or descent <= 0:
             return None
         if length > radius:
             part = radius / length
             weights, length, descent = [part * weight for weight in weights], radius, part * descent
-        return Proposal(weights, length, descent, fitted, gain)
+        return Proposal(weights, length, descent, c, gain)
 
     def least_squares(self) -> Coefficients:
         """c, newest first."""
         return solve(self._gram(self.slots), [self.matrix[i][self.g] for i in self.slots], self.ridge)
 
-    def jump(self, fitted: Coefficients, explained: bool) -> list[float] | None:
-        """Weights of the rows whose sum is the negative of the jump; None without a pair that defines H.
+    def jump(self, c: Coefficients, explained: bool) -> list[float] | None:
+        """Weights of the rows whose sum is the jump; None without a pair that defines H.
 
         ``explained``: whether the least squares takes part.
         """
         pairs = [i for i in self.slots if self._curved(i)]
         if not pairs:
             return None
-        left, known = self._zeros(), self._zeros()
-        left[self.g] = 1.0
+        rest, known = [0.0] * len(self.matrix), [0.0] * len(self.matrix)  # g - Y c, -S c
+        rest[self.g] = 1.0
         if explained:
-            for i, c in zip(self.slots, fitted.values, strict=True):
-                left[i], known[self.s(i)] = -c, c
-        if self.descent(known) < 0:  # towards a saddle or a maximum
-            left, known = self._zeros(), self._zeros()
-            left[self.g] = 1.0
-        return [a + b for a, b in zip(known, self._inverse_times(left, pairs), strict=True)]
-
-    def descent(self, weights: Sequence[float]) -> float:
-        """Inner product of g with a combination of rows."""
-        return self._dot(self.g, weights)
-
-    def length(self, weights: Sequence[float]) -> float:
-        """Length of a combination of rows."""
-        return sqrt(max(sum(w * self._dot(i, weights) for i, w in enumerate(weights) if w), 0.0))
-
-    def _zeros(self) -> list[float]:
-        return [0.0] * len(self.matrix)
+            for i, value in zip(self.slots, c.values, strict=True):
+                rest[i], known[self.s(i)] = -value, -value
+            if self._dot(self.g, known) > 0:  # towards a saddle or a maximum
+                return self.jump(c, explained=False)
+        return [a - b for a, b in zip(known, self._inverse_times(rest, pairs), strict=True)]
 
     def _inverse_times(self, vector: list[float], pairs: list[int]) -> list[float]:
         """H times a combination of rows: the two loops of limited-memory BFGS, in coefficients."""

@@ -19,8 +19,7 @@ NOT_PROPORTIONAL = (torch.optim.Rprop, torch.optim.LBFGS, torch.optim.ASGD, torc
 """Optimizers whose step is not proportional to the learning rate."""
 
 SAME_RATIO = 1e-9
-PIECE = 1 << 18
-"""Numbers whose differences are formed at once on the CPU."""
+"""Relative difference of two ratios of learning rates up to which they count as equal: that of rounding."""
 
 
 def learning_rates(groups: Sequence[Group]) -> list[float]:
@@ -40,16 +39,16 @@ def same_ratios(before: Sequence[float], now: Sequence[float]) -> bool:
 
 
 class StepResidual:
-    """The pair of a base step from w to u is (u, r), r = u - w, which is proportional to the learning rate."""
+    """The pair of a base step from w to u is (w, r), r = u - w, which is proportional to the learning rate."""
 
-    def __init__(self, base: Optimizer, space: Space, start: Vector, point: Vector):
+    def __init__(self, base: Optimizer, space: Space, point: Vector, step: Vector):
         self._base = base
         self._space = space
         self._proportional = not isinstance(base, NOT_PROPORTIONAL)
-        self.start = start
-        """w"""
         self.point = point
-        """u"""
+        """w"""
+        self.step = step
+        """r"""
         self.rate = 1.0
         """The largest learning rate."""
         self.group_rates: list[float] = []
@@ -60,48 +59,35 @@ class StepResidual:
     def begin(self) -> None:
         """Keep the weights before a base step."""
         self._space.note_gradients()
-        self._space.read(self.start)
+        self._space.read(self.point)
 
     def end(self) -> bool:
-        """Read the weights after the base step. Returns whether they have changed.
+        """Measure the base step. Returns whether the weights have changed.
 
         On other devices than the CPU the check would wait for the device, and with sharded parameters it would need all
         ranks. There the answer is yes, and a step of exactly zero shows at the next acceleration.
         """
         self._space.refresh()  # the base may have given the parameters other memory
-        self._space.read(self.point)
-        return not (self._space.settled and all(map(torch.equal, self.start, self.point)))
-
-    def note_rates(self) -> None:
-        """Note the learning rates of the base step."""
+        self._space.read(self.step)
+        if self._space.settled and all(map(torch.equal, self.step, self.point)):
+            return False
+        for u, w in zip(self.step, self.point, strict=True):
+            u.sub_(w)
         rates = learning_rates([group for group in self._base.param_groups if takes_part(group)])
         before, self.group_rates = self.group_rates, rates
         self.rate = max(rates, default=1.0) if self._proportional else 1.0
         if before and before != rates:
             self.comparable = self.comparable and self._proportional and same_ratios(before, rates)
+        return True
 
-    def difference(self) -> Vector:
-        """r, in the place of w."""
-        return [torch.sub(u, w, out=w) for u, w in zip(self.point, self.start, strict=True)]
+    def norm(self) -> float:
+        """|r| over all ranks; waits for the device."""
+        return sqrt(float(self._space.add_up([part @ part for part in self.step])))
 
-    def norm_sq(self) -> float:
-        """|r|^2 on this rank, before ``difference``; waits for the device."""
-        norms = [float(distance(u, w)) for u, w in zip(self.point, self.start, strict=True)]
-        return sum(block.copy_weight * (norm * norm) for block, norm in zip(self._space.blocks, norms, strict=True))
-
-
-def largest_entry(residual: Vector) -> Tensor:
-    """|r| in the maximum norm, on the device."""
-    parts = [part.abs().amax() for part in residual if len(part)]
-    return largest(parts) if parts else residual[0].new_zeros(())
-
-
-def distance(one: Tensor, other: Tensor) -> Tensor:
-    """|one - other|; long vectors are cut in pieces, whose differences stay in a cache."""
-    if one.device.type != "cpu" or len(one) <= PIECE:
-        return torch.dist(one, other)
-    parts = [torch.dist(a, b) for a, b in zip(one.split(PIECE), other.split(PIECE), strict=True)]
-    return torch.linalg.vector_norm(torch.stack(parts).double())
+    def largest_entry(self) -> Tensor:
+        """|r| in the maximum norm, on the device."""
+        parts = [part.abs().amax() for part in self.step if len(part)]
+        return largest(parts) if parts else self.step[0].new_zeros(())
 
 
 class Reading(Enum):
