@@ -21,7 +21,7 @@ NOT_SETTINGS = ("base", "residual", "average", "storage", "process_group")
 """Parameters of ``Anderson`` that no setting of a task is named after."""
 SHARED_OPTIONS = tuple(name for name in signature(Anderson).parameters if name not in NOT_SETTINGS)
 """Options of ``Anderson`` that are settings of a task by the same name."""
-ANDERSON_SETTINGS = (*SHARED_OPTIONS, "average_window", "average_tolerance", "average_criterion")
+ANDERSON_SETTINGS = (*SHARED_OPTIONS, "average_window", "average_tolerance")
 """All settings of a task that concern Anderson."""
 
 
@@ -106,7 +106,6 @@ class Task(ABC):
     average_window: int
     """The window of ``MovingAverage``, 0 for none; used only by the methods with an average."""
     average_tolerance: float = 0.1
-    average_criterion: str = "paper"
     safeguard: str | None = "residual"
     warmup: int = 0
     regularization: float = 1e-12
@@ -135,4 +134,4 @@ class Task(ABC):
         """The moving average of the settings; None for a window of 0."""
         if not self.average_window:
             return None
-        return MovingAverage(self.average_window, tolerance=self.average_tolerance, criterion=self.average_criterion)
+        return MovingAverage(self.average_window, tolerance=self.average_tolerance)

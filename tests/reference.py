@@ -30,7 +30,6 @@ class Average(Protocol):
 
     window: int
     tolerance: float
-    criterion: str
 
 
 class Pair(NamedTuple):
@@ -387,8 +386,7 @@ class TextbookAnderson:
 
     def _noisy(self, average: Average, r: Tensor) -> bool:
         points = torch.stack(self.window)
-        variance = detrended_variance(points) if average.criterion == "detrended" else points.var(0, correction=0)
-        return bool(variance.sqrt().max() > average.tolerance * r.abs().max())
+        return bool(points.var(0, correction=0).sqrt().max() > average.tolerance * r.abs().max())
 
     # Parameters
 
@@ -418,14 +416,6 @@ class TextbookAnderson:
         parameters = self._parameters()
         parts = point.split([p.numel() for p in parameters])
         return [part.view_as(p) for p, part in zip(parameters, parts, strict=True)]
-
-
-def detrended_variance(points: Tensor) -> Tensor:
-    """Each column's residual sum of squares about its straight-line fit, over t - 2 degrees of freedom."""
-    time = torch.arange(len(points), dtype=points.dtype)
-    line = torch.stack([torch.ones_like(time), time], dim=1)
-    misfit = points - line @ torch.linalg.lstsq(line, points).solution
-    return misfit.square().sum(0) / (len(points) - 2)
 
 
 def lbfgs_direction(pairs: list[tuple[torch.Tensor, torch.Tensor]]) -> torch.Tensor:

@@ -11,9 +11,9 @@ from torch_anderson._anderson.average import CHUNK, Window
 from torch_anderson._tensors.blocks import Space
 
 
-def filled(points: np.ndarray, length: int, criterion: str = "paper", dtype: torch.dtype = torch.float64) -> Window:
+def filled(points: np.ndarray, length: int, dtype: torch.dtype = torch.float64) -> Window:
     space = Space([{"params": [torch.zeros(points.shape[1], dtype=dtype, requires_grad=True)]}], None)
-    window = Window(MovingAverage(length, criterion=criterion), space)
+    window = Window(MovingAverage(length), space)
     push(window, points)
     return window
 
@@ -37,33 +37,23 @@ def average(window: Window) -> tuple[np.ndarray, float]:
     return out.numpy(), noise.item()
 
 
-def variance(points: np.ndarray, criterion: str) -> np.ndarray:
-    """Of each entry: about the mean, or about its straight line with t - 2 degrees of freedom."""
-    if criterion == "paper":
-        return np.var(points, axis=0)
-    time = np.arange(len(points))
-    slope, intercept = np.polyfit(time, points, 1)
-    misfit = points - intercept - np.outer(time, slope)
-    return (misfit**2).sum(0) / (len(points) - 2)
-
-
-CRITERIA = [("paper", t) for t in (1, 2, 3, 5, 10)] + [("detrended", t) for t in (4, 5, 10)]
+WINDOWS = (1, 2, 3, 5, 10)
 
 
 @pytest.mark.parametrize("pushed", [0, 1, 2, 7])
-@pytest.mark.parametrize(("criterion", "t"), CRITERIA)
-def test_noise_is_the_largest_standard_deviation_whatever_the_rings_position(criterion, t, pushed):
+@pytest.mark.parametrize("t", WINDOWS)
+def test_noise_is_the_largest_standard_deviation_whatever_the_rings_position(t, pushed):
     rng = np.random.default_rng(t)
     points = rng.standard_normal((t + pushed, 6)) + np.outer(np.arange(t + pushed), rng.standard_normal(6))
-    _, noise = average(filled(points, t, criterion))
-    assert noise == pytest.approx(np.sqrt(variance(points[-t:], criterion).max()), rel=1e-12, abs=1e-12)
+    _, noise = average(filled(points, t))
+    assert noise == pytest.approx(np.std(points[-t:], axis=0).max(), rel=1e-12, abs=1e-12)
 
 
 @pytest.mark.parametrize("pushed", [0, 1, 2, 7])
-@pytest.mark.parametrize(("criterion", "t"), CRITERIA)
-def test_window_holds_the_last_points_and_their_mean(criterion, t, pushed):
+@pytest.mark.parametrize("t", WINDOWS)
+def test_window_holds_the_last_points_and_their_mean(t, pushed):
     points = np.random.default_rng(0).standard_normal((t + pushed, 5))
-    window = filled(points, t, criterion)
+    window = filled(points, t)
     np.testing.assert_allclose(average(window)[0], points[-t:].mean(0), rtol=1e-14, atol=1e-15)
     np.testing.assert_array_equal(window.newest[0], points[-1])
     np.testing.assert_array_equal(sorted(window.points[0].tolist()), sorted(points[-t:].tolist()))
@@ -88,37 +78,34 @@ def test_window_is_full_only_after_t_points_and_again_after_clear(t):
     assert noise == pytest.approx(np.std(points, axis=0).max(), rel=1e-12)
 
 
-@pytest.mark.parametrize(("criterion", "t"), [("paper", 2), ("paper", 10), ("detrended", 4), ("detrended", 10)])
-def test_float32_points_far_from_zero_keep_their_variance(criterion, t):
+@pytest.mark.parametrize("t", [2, 10])
+def test_float32_points_far_from_zero_keep_their_variance(t):
     # Spread 1e-3 around weights of 1,000: E[w^2] - E[w]^2 in float32 would be all cancellation. Compared with what
     # float32 holds of the points, so that only the computation is judged.
     rng = np.random.default_rng(0)
     offset = 1000 * rng.standard_normal(50)
     points = (offset + 1e-3 * rng.standard_normal((t, 50))).astype(np.float32)
     exact = points.astype(np.float64)
-    mean, noise = average(filled(points, t, criterion, torch.float32))
-    assert noise == pytest.approx(np.sqrt(variance(exact, criterion).max()), rel=1e-4)
+    mean, noise = average(filled(points, t, torch.float32))
+    assert noise == pytest.approx(np.std(exact, axis=0).max(), rel=1e-4)
     np.testing.assert_allclose(mean, exact.mean(0), rtol=1e-7)
 
 
-@pytest.mark.parametrize("criterion", ["paper", "detrended"])
-def test_average_of_vectors_longer_than_a_chunk_sees_every_entry(criterion):
+def test_average_of_vectors_longer_than_a_chunk_sees_every_entry():
     n, t = 2 * CHUNK + 3, 5
     for entry in (0, CHUNK - 1, CHUNK, 2 * CHUNK - 1, 2 * CHUNK, n - 1):
         points = np.tile(np.linspace(-1, 1, n), (t, 1))
         points[:, entry] += [0, 3, -1, 4, 1]
-        mean, noise = average(filled(points, t, criterion))
-        assert noise == pytest.approx(np.sqrt(variance(points[:, [entry]], criterion)[0]))
+        mean, noise = average(filled(points, t))
+        assert noise == pytest.approx(np.std(points[:, entry]))
         np.testing.assert_allclose(mean, points.mean(0), rtol=1e-14, atol=1e-15)
 
 
 @pytest.mark.parametrize("t", [2, 4, 5, 10])
-def test_noise_free_drift_is_noise_for_the_paper_and_none_for_a_straight_line(t):
+def test_noise_free_drift_is_noise_for_the_paper(t):
     # Steps of 1: std / |r| = sqrt((t^2 - 1) / 12).
     points = np.arange(t, dtype=float)[:, None] * [1.0, 0.2]
-    assert average(filled(points, t, "paper"))[1] == pytest.approx(math.sqrt((t**2 - 1) / 12))
-    if t >= 4:
-        assert average(filled(points, t, "detrended"))[1] == pytest.approx(0, abs=1e-12)
+    assert average(filled(points, t))[1] == pytest.approx(math.sqrt((t**2 - 1) / 12))
 
 
 def drift(steps: int, **options) -> list[float]:
@@ -147,14 +134,9 @@ def test_papers_criterion_at_its_tolerance_never_turns_itself_off(t):
     assert np.std(raw) == pytest.approx(math.sqrt((t - 1) / (3 * (t + 1))), rel=1e-6)
 
 
-@pytest.mark.parametrize("t", [4, 10])
-def test_detrended_criterion_leaves_drift_alone(t):
-    assert drift(3 * t, average=MovingAverage(t, tolerance=1e-6, criterion="detrended"))[-1] == 3 * t
-
-
-@pytest.mark.parametrize(("criterion", "t"), CRITERIA)
-def test_constant_points_are_no_noise(criterion, t):
-    assert average(filled(np.full((t + 1, 3), 1e3), t, criterion))[1] == 0
+@pytest.mark.parametrize("t", WINDOWS)
+def test_constant_points_are_no_noise(t):
+    assert average(filled(np.full((t + 1, 3), 1e3), t))[1] == 0
 
 
 @pytest.mark.parametrize(("tolerance", "averaged"), [(0.0, 17), (1e9, 0)])

@@ -43,8 +43,6 @@ WRONG_OPTIONS = [
 WRONG_AVERAGES = [
     *(("window", {"window": value}) for value in (0, -1, 1.5, True, None)),
     *(("tolerance", {"window": 3, "tolerance": value}) for value in (-1e-3, NAN, None)),
-    *(("criterion", {"window": 3, "criterion": value}) for value in ("other", None)),
-    ("window", {"window": 3, "criterion": "detrended"}),
 ]
 WRONG_TOGETHER = [
     ("safeguard", {"residual": "gradient", "safeguard": "residual"}),

@@ -38,7 +38,6 @@ ANDERSON = {
     "relaxation": lambda: EAGER | {"relaxation": 0.5},
     "warmup": lambda: EAGER | {"warmup": 5},
     "average": lambda: EAGER | {"average": MovingAverage(3, tolerance=1e-3)},
-    "average detrended": lambda: EAGER | {"period": 5, "average": MovingAverage(4, criterion="detrended")},
     "average, safeguard residual": lambda: EAGER | {"period": 1, "average": MovingAverage(3), "safeguard": "residual"},
     "regularization": lambda: EAGER | {"regularization": 1e-4},
     "max_jump": lambda: EAGER | {"max_jump": 0.5},

@@ -12,8 +12,8 @@ from scipy.sparse.linalg import gmres
 UNGUARDED = {"safeguard": None, "max_gain": math.inf}
 
 
-def moving_average(window, tolerance=0.1, criterion="paper"):
-    return SimpleNamespace(window=window, tolerance=tolerance, criterion=criterion)
+def moving_average(window, tolerance=0.1):
+    return SimpleNamespace(window=window, tolerance=tolerance)
 
 
 def iterate(fixed_point_map, start, steps, base=torch.optim.SGD, lr=1.0, **options):
@@ -178,11 +178,6 @@ def test_average_is_fed_back_and_the_window_keeps_raw_points():
     w, twin = iterate(lambda w: w + 1, [0.0], steps=3, period=10, average=moving_average(2))
     assert w.item() == 2.25
     assert torch.cat(twin.window).tolist() == [2.0, 2.5]
-
-
-def test_detrended_criterion_does_not_take_drift_for_noise():
-    w, _ = iterate(lambda w: w + 1, [0.0], steps=6, period=10, average=moving_average(4, criterion="detrended"))
-    assert w.item() == 6.0
 
 
 def test_accepted_jump_restarts_the_window():

@@ -163,7 +163,6 @@ MODES = {
     "one column": {"period": 2, "history_size": 1, "safeguard": None},
     "average": {"period": 5, "average": MovingAverage(4), "safeguard": None},
     "average at every step": {"period": 1, "average": MovingAverage(3), "safeguard": None},
-    "detrended average": {"period": 7, "average": MovingAverage(5, tolerance=0.5, criterion="detrended")},
     "residual safeguard": {"period": 3, "safeguard": "residual"},
     "residual safeguard, average": {"period": 3, "safeguard": "residual", "average": MovingAverage(2)},
     "loss safeguard": {"period": 3, "safeguard": "loss"},
@@ -200,8 +199,7 @@ def random_setting(seed: int) -> Setting:
     options = setting.options
     options["store_period"] = rng.randint(1, 4)
     window, tolerance = rng.choice([0, 0, 1, 2, 4, 6]), rng.choice([0.1, 1.0])
-    criterion = rng.choice(["paper", "detrended"] if window > 3 else ["paper"])
-    options["average"] = MovingAverage(window, tolerance=tolerance, criterion=criterion) if window else None
+    options["average"] = MovingAverage(window, tolerance=tolerance) if window else None
     setting.opted_out = not setting.one_group
     return setting
 

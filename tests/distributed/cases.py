@@ -54,10 +54,6 @@ ELEMENTWISE = {
     "averages over momentum": case(
         *(MOMENTUM, constant, 75, {"period": 3, "average": MovingAverage(3, tolerance=0.5), "history_size": 2}, ANY)
     ),
-    "detrended average": case(
-        *(SGD, constant, 85, {"period": 4, "history_size": 3}),
-        *({"average": MovingAverage(4, tolerance=0.02, criterion="detrended")}, ANY),
-    ),
     "residual, averaged": case(
         *(SGD, wave, 85, {"period": 3, "average": MovingAverage(2), "history_size": 3}, TAME, {"safeguard": "residual"})
     ),

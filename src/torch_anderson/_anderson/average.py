@@ -5,12 +5,11 @@ factor of the window's length.
 """
 
 from dataclasses import dataclass
-from functools import cached_property
 
 import torch
 from torch import Tensor
 
-from .._options import choice, integer, invalid, real
+from .._options import integer, real
 from .._tensors.blocks import Space, Vector
 from .pairs import LAUNCHES, chunks, full_precision
 from .residuals import largest
@@ -27,25 +26,19 @@ class MovingAverage:
         window: t, number of points.
         tolerance: epsilon; the average is taken while the window's largest standard deviation is above epsilon times
             the largest entry of r.
-        criterion: ``"paper"``: deviation from the mean. ``"detrended"``: deviation from a straight line, so that
-            noise-free progress does not count as noise; needs a window of at least 4.
 
-    >>> MovingAverage(window=2, criterion="detrended")
+    >>> MovingAverage(window=0)
     Traceback (most recent call last):
-    ValueError: Invalid window: 2. Allowed: an integer of at least 4 with criterion='detrended'.
+    ValueError: Invalid window: 0. Allowed: an integer of at least 1.
     """
 
     window: int
     tolerance: float = 0.1
-    criterion: str = "paper"
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "window", integer("window", self.window, 1))
         tolerance = real("tolerance", self.tolerance, lambda x: x >= 0, "a number of at least 0")
         object.__setattr__(self, "tolerance", tolerance)
-        choice("criterion", self.criterion, ("paper", "detrended"))
-        if self.criterion == "detrended" and self.window < 4:
-            raise invalid("window", self.window, "an integer of at least 4 with criterion='detrended'")
 
 
 class Window:
@@ -116,19 +109,5 @@ class Window:
             mean = torch.mv(deviations.t(), shares)
             torch.add(mean, newest, out=out[a:b])
             deviations.sub_(mean)
-            if self.settings.criterion == "detrended":
-                order = self._line.roll(self.count).to(points)
-                deviations.addr_(order, torch.mv(deviations.t(), order), alpha=-1)
             variances.append(torch.mv(deviations.square_().t(), shares).amax() if b > a else mean.new_zeros(()))
-        return largest(variances).mul_(self.length / self._freedom).sqrt_()
-
-    @property
-    def _freedom(self) -> int:
-        """Degrees of freedom of the noise: a population variance, or about a straight line."""
-        return self.length - 2 if self.settings.criterion == "detrended" else self.length
-
-    @cached_property
-    def _line(self) -> Tensor:
-        """Weights of the slope of a straight line through points in order, of length 1."""
-        line = torch.arange(self.length, dtype=torch.float64) - (self.length - 1) / 2
-        return line / torch.linalg.vector_norm(line)
+        return largest(variances).sqrt_()
