@@ -221,6 +221,12 @@ class Pairs:
         square = sum(weight * sum(map(mul, self.matrix[i], weights)) for i, weight in used)
         return sqrt(max(square, 0.0)) if square == square else square
 
+    def path(self, rate: float) -> float:
+        """Length of the path through the points w + rate r of all stored pairs."""
+        z, first = self.matrix, self.size + 1
+        squares = [z[first + i][first + i] + 2 * rate * z[first + i][i] + rate**2 * z[i][i] for i in self.newest_first]
+        return sum([sqrt(max(square, 0.0)) for square in squares])
+
     def combine(self, weights: Sequence[float], target: Vector) -> None:
         """Put the last point + Z'weights into the target."""
         for rows, last_point, part in zip(self.rows, self.last_point, target, strict=True):

@@ -108,11 +108,7 @@ class Problem:
         """Solve the problem if all numbers are finite; the diagonal bounds the rest of the matrix."""
         matrix, slots, own = pairs.matrix, pairs.newest_first, pairs.size
         gram = [[matrix[i][j] for j in slots[: a + 1]] for a, i in enumerate(slots)]
-        norm = sqrt(matrix[own][own])
-        squares = [
-            matrix[w][w] + 2 * rate * matrix[w][i] + rate**2 * matrix[i][i] for i in slots for w in [own + 1 + i]
-        ]
-        path = sum([sqrt(max(square, 0.0)) for square in squares])
+        norm, path = sqrt(matrix[own][own]), pairs.path(rate)
         finite = isfinite(norm + path + sum([row[-1] for row in gram]))
         c = solve(gram, [matrix[i][own] for i in slots], regularization) if finite else Coefficients([], 0.0, 0)
         return cls(gram, slots, rate, rate * norm, path, c, c.gain(norm) if finite else float("nan"))
@@ -257,41 +253,34 @@ class StepDriver(Driver):
 
     def jump(self, loss_fn: LossFn | None) -> bool:
         """Solve the small problem and jump if all tests are passed; returns whether the weights have jumped."""
-        k, options, candidate = self.state.k, self.options, self.residual.point
         if self.pairs.count < 2:
-            self.record_skip("short_history")
-            return False
-        problem = solved(self.pairs, self.state.rate, options.regularization)
+            return self.skip("short_history")
+        problem, candidate = solved(self.pairs, self.state.rate, self.options.regularization), self.residual.point
         if not problem.finite:
             self.reset_history()
-            self.record_skip("nonfinite")
-            return False
-        if options.safeguard == "loss" and loss_fn is None:
+            return self.skip("nonfinite")
+        if self.options.safeguard == "loss" and loss_fn is None:
             self.tell_once(NO_LOSS)
-            self.record_skip("no_loss", problem.record(k, "no_loss"))
-            return False
+            return self.skip("no_loss", problem)
         if not problem.residual_norm or problem.gain > MOST_GAIN:
-            cause = "no_gain" if problem.residual_norm else "converged"
-            self.record_skip(cause, problem.record(k, cause))
-            return False
-        weights = problem.jump(options.relaxation, self.pairs.size)
+            return self.skip("no_gain" if problem.residual_norm else "converged", problem)
+        weights = problem.jump(self.options.relaxation, self.pairs.size)
         length = self.pairs.length(weights)
         if self.by_gradient and length > LONGEST_JUMP * problem.path:
             part = LONGEST_JUMP * problem.path / length
             weights, length = [part * weight for weight in weights], LONGEST_JUMP * problem.path
-        cause = "" if isfinite(length) else "nonfinite"
-        if length > options.max_jump * problem.path:
-            cause = "too_long"
-        if not cause:
+        cause = "too_long" if length > self.options.max_jump * problem.path else ""
+        if not isfinite(length):
+            cause = "nonfinite"
+        elif not cause:
             self.pairs.combine(weights, candidate)
             if self.by_gradient and not self.descends(candidate):
-                self.record_skip("no_descent", problem.record(k, "no_descent"))
-                return False
+                return self.skip("no_descent", problem)
             if self.trial:
                 self.space.read(self.trial.plain)
             cause = "nonfinite" if self.space.overflows(candidate, length) else self.apply(candidate, loss_fn)
         self.stats.counts["attempted"] += 1
-        record = problem.record(k, cause, length)
+        record = problem.record(self.state.k, cause, length)
         if cause or not self.trial:
             self.record_end(cause, record)
             return not cause
@@ -301,6 +290,11 @@ class StepDriver(Driver):
             self.state.norm = problem.residual_norm / problem.rate
             self.snapshot.take(self.base)
         return True
+
+    def skip(self, cause: str, problem: Problem | None = None) -> bool:
+        """Count and report a jump that was not attempted; returns False."""
+        self.record_skip(cause, problem and problem.record(self.state.k, cause))
+        return False
 
     def apply(self, candidate: Vector, loss_fn: LossFn | None) -> str:
         """Set the weights to the candidate; go back if the loss is asked for and not lower there."""
@@ -361,8 +355,7 @@ class StepDriver(Driver):
             for d, g, now, rows in vectors
         ]
         slope, start, plain, norm_sq, norm_sq_before, moved_sq = self.space.add_up(products).tolist()
-        path = Problem.posed(self.pairs, self.state.rate, self.options.regularization).path
-        if sqrt(moved_sq) > LOADED * (self.trial.record.length + path):
+        if sqrt(moved_sq) > LOADED * (self.trial.record.length + self.pairs.path(self.state.rate)):
             return "outside_write"
         gains = slope + start <= plain
         return "" if gains and passes(slope, -start, sqrt(norm_sq), sqrt(norm_sq_before)) else "gradient"
