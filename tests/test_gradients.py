@@ -24,8 +24,8 @@ BASES = {
 
 
 def rows_of(pairs, size):
-    """The rows of a history (present minus previous), and slots newest first, of pairs (point, gradient)."""
-    differences = [(b[0] - a[0], b[1] - a[1]) for a, b in pairwise(pairs)]
+    """The rows of a history (previous minus present), and slots newest first, of pairs (point, gradient)."""
+    differences = [(a[0] - b[0], a[1] - b[1]) for a, b in pairwise(pairs)]
     empty = torch.zeros_like(pairs[0][0])
     points = [d[0] for d in differences] + [empty] * (size - len(differences))
     gradients = [d[1] for d in differences] + [empty] * (size - len(differences))

@@ -41,13 +41,13 @@ class PairList:
 
     @property
     def point_diffs(self) -> np.ndarray:
-        """Present minus previous, newest first."""
-        return np.diff(np.array([w for w, _, _ in self.pairs]).reshape(-1, N), axis=0)[::-1]
+        """Previous minus present, newest first."""
+        return -np.diff(np.array([w for w, _, _ in self.pairs]).reshape(-1, N), axis=0)[::-1]
 
     @property
     def residual_diffs(self) -> np.ndarray:
-        """Present minus previous, newest first."""
-        return np.diff(self.residuals, axis=0)[::-1]
+        """Previous minus present, newest first."""
+        return -np.diff(self.residuals, axis=0)[::-1]
 
 
 class Recorder:

@@ -90,7 +90,7 @@ class GradientState:
     """How often the pending jump D was shortened."""
     descent: float = 0.0
     """-g'D at the point where D begins."""
-    reach: float = 1.0
+    reach: float = -1.0
     """D in units of the newest difference of points, once the gradient at its end is stored."""
 
 
@@ -200,7 +200,7 @@ class GradientDriver(Driver):
     def apply(self, secants: Secants, proposal: Proposal) -> None:
         """Set the weights to the end of the jump; the plain point is kept until it is decided."""
         state, norm, c = self.state, secants.gradient_norm, proposal.coefficients
-        state.descent, state.reach = proposal.descent, 1.0
+        state.descent, state.reach = proposal.descent, -1.0
         self.space.refresh()  # the base may have given the parameters other memory
         self.space.read(self.trial.plain)
         self.combine(proposal.weights)
@@ -244,7 +244,7 @@ class GradientDriver(Driver):
             self.forget()
             return True
         slope = state.reach * secants.slope
-        descent = state.descent if state.tries else -secants.slope_before
+        descent = state.descent if state.tries else secants.slope_before
         if passes(slope, descent, secants.gradient_norm, record.residual_norm):
             self.accept()
             return True
@@ -303,7 +303,7 @@ class GradientDriver(Driver):
             weights = [0.0] * len(secants.matrix)
             weights[secants.s(secants.slots[0])] = (part - 1) * state.reach
             self.combine(weights)
-        state.reach = part / (part - 1)
+        state.reach = part / (1 - part)
         state.descent *= part
         state.radius = part * record.length
         state.tries = tries + 1

@@ -1,7 +1,7 @@
 """The last pairs of a point and the residual there, as rows of differences, and the inner products of all rows.
 
     w, r    a point, and its residual: the base's step from w divided by the learning rate, or the gradient at w
-    W, R    differences of points and residuals, each pair minus the one before it (S and Y where r is a gradient)
+    W, R    differences of points and residuals, each pair minus the next (S and Y where r is a gradient)
     Z       all rows: R, the last r, W; one matrix for each block of parameters
     Z Z'    the Gram matrix over all blocks and ranks, updated by the products of new rows
 
@@ -54,19 +54,20 @@ class Rows:
             self.z = torch.zeros(2 * size + 1, block.n, device=block.device, dtype=dtype)
             self.residual_diffs, self.last_residual = self.z[:size], self.z[size]
             self.point_diffs = self.z[size + 1 :]
+            self._z_rows = self.z.unbind()
         self._slots = list(zip(self.point_diffs.unbind(), self.residual_diffs.unbind(), strict=True))
 
     def store(self, slot: int | None, last_point: Tensor, point: Tensor, residual: Tensor, scale: float) -> None:
         """Put the differences to the last pair into a slot, and keep the residual times ``scale`` as the last one."""
-        residual = residual if scale == 1 else residual.mul_(scale)
         if slot is not None:
             rows = self._slots[slot]
             if self.courier:
-                self.courier.send((point - last_point, residual - self.last_residual), rows)
+                new = last_point - point, torch.sub(self.last_residual, residual, alpha=scale)
+                self.courier.send(new, rows)
             else:
-                torch.sub(point, last_point, out=rows[0])
-                torch.sub(residual, self.last_residual, out=rows[1])
-        self.last_residual.copy_(residual)
+                torch.sub(last_point, point, out=rows[0])
+                torch.sub(self.last_residual, residual, alpha=scale, out=rows[1])
+        torch.mul(residual, scale, out=self.last_residual)
 
     def clear(self) -> None:
         """Zero the rows: an empty slot adds nothing to a product."""
@@ -84,13 +85,13 @@ class Rows:
         everything = len(wanted) == 2 * self.size + 1
         chosen: Tensor | None = None
         total: Tensor | None = None
-        index = torch.tensor(wanted, device=self.residual_diffs.device)
         for z in self._chunks(precise):
             if everything:
                 chosen = z
             else:  # in the same memory as before if that fits: new memory takes longer than the copy
                 fits = chosen is not None and chosen.shape[1] == z.shape[1]
-                chosen = torch.index_select(z, 0, index, out=chosen if fits else None)
+                rows = self._z_rows if self.courier is None and z is self.z else z
+                chosen = torch.stack([rows[i] for i in wanted], out=chosen if fits else None)
             with full_precision(z.device):
                 part = products(chosen, chosen if alone else z)
             total = part if total is None else total.add_(part)
@@ -179,7 +180,7 @@ class Pairs:
         return [(self.count - 2 - age) % self.size for age in range(self.held)]
 
     def store(self, point: Vector, residual: Vector, rate: float = 1.0) -> Vector:
-        """Add a pair whose residual is proportional to ``rate``; the residual is divided by it, in place.
+        """Add a pair whose residual is proportional to ``rate``, by which it is divided.
 
         The history keeps ``point``; returns the vector that it replaces, free for other use.
         """

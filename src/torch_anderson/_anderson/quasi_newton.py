@@ -60,7 +60,7 @@ class Secants:
         newest = self.s(slots[0])
         self.slope = matrix[self.g][newest]
         """Inner product of g with the newest difference of points, and ..."""
-        self.slope_before = self.slope - matrix[newest][slots[0]]
+        self.slope_before = self.slope + matrix[newest][slots[0]]
         """... of the gradient before g."""
         self.newest_length = sqrt(matrix[newest][newest])
         """Length of that difference, and ..."""

@@ -351,13 +351,13 @@ class StepDriver(Driver):
         assert self.trial is not None and self.trial.record is not None
         vectors = zip(self.displacements(present), self.gradient_before, self.gradient, self.pairs.rows, strict=True)
         products = [
-            torch.stack([now @ d, g @ d, self.state.rate * (g @ rows.last_residual), now @ now, g @ g, d @ d])
+            torch.stack([now @ d, g @ d, g @ rows.last_residual, now @ now, g @ g, d @ d])
             for d, g, now, rows in vectors
         ]
         slope, start, plain, norm_sq, norm_sq_before, moved_sq = self.space.add_up(products).tolist()
         if sqrt(moved_sq) > LOADED * (self.trial.record.length + self.pairs.path(self.state.rate)):
             return "outside_write"
-        gains = slope + start <= plain
+        gains = slope + start <= self.state.rate * plain
         return "" if gains and passes(slope, -start, sqrt(norm_sq), sqrt(norm_sq_before)) else "gradient"
 
     def descends(self, candidate: Vector) -> bool:
@@ -374,12 +374,17 @@ class StepDriver(Driver):
         assert self.trial is not None
         passed = self.residual.norm() / (self.residual.rate or 1.0) < self.state.norm
         if self.window:
-            self.window.push(self.residual.point if passed else self.trial.plain, passed and self.options.period > 1)
+            self.window.push(self.residual.point if passed else self.step_end(), passed and self.options.period > 1)
         if passed:
             self.conclude("")
         else:
             self.revert("residual", groups)
         return passed
+
+    def step_end(self) -> Vector:
+        """The end u = w + r of the base step of the last stored pair."""
+        pairs, rate = self.pairs, self.state.rate
+        return [w.add(rows.last_residual, alpha=rate) for w, rows in zip(pairs.last_point, pairs.rows, strict=True)]
 
     def revert(self, cause: str, groups: list[dict[str, Any]] | None = None) -> bool:
         """Refuse the pending jump: return to the plain point, with what other code has written to the weights since.
@@ -396,7 +401,7 @@ class StepDriver(Driver):
             self.snapshot.restore(self.base)
             restore_groups(self.base, groups)
         elif self.window and self.window.count:
-            self.window.replace_newest(self.trial.plain)
+            self.window.replace_newest(self.step_end())  # not the plain point, which an average may have moved
         self.conclude(cause)
         return False
 
