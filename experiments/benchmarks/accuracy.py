@@ -4,9 +4,7 @@ python -m experiments.benchmarks.accuracy                 about two minutes
 python -m experiments.benchmarks.accuracy --seeds 3       fewer problems of each kind
 """
 
-import argparse
 from collections.abc import Callable
-from dataclasses import dataclass
 from functools import partial
 from math import inf, isfinite
 from statistics import geometric_mean
@@ -17,6 +15,8 @@ import torch
 from scipy.sparse.linalg import gmres
 from torch import Tensor, optim
 
+from experiments.benchmarks.common import command
+from experiments.benchmarks.problems import LeastSquares
 from experiments.benchmarks.report import header, table
 from torch_anderson import Anderson
 
@@ -38,19 +38,6 @@ METHODS: dict[str, Settings | None] = {
     "step, p=1, residual safeguard": {"residual": "step", "period": 1, "safeguard": "residual"},
 }
 """The columns of the second table: jumps by gradients, and by residuals of steps every p steps."""
-
-
-def main() -> None:
-    """Print both tables."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--seeds", type=int, default=5, help="problems of each kind")
-    seeds = range(parser.parse_args().seeds)
-    print(header(), end="\n\n")
-    print(table(exactness(seeds), ["worst of all seeds", "regularization 0", "at the default", "limit at 0"]))
-    print(
-        f"\nRelative error after {STEPS:,} gradients, least squares with 200 unknowns, m = {HISTORY}, geometric mean:\n"
-    )
-    print(table(training(seeds), ["noise, base", *METHODS]))
 
 
 # ------------------------------------------------------------------------------------------------ first table
@@ -177,7 +164,7 @@ def textbook_error(seed: int) -> float:
     starts: list[Tensor] = []
     residuals: list[Tensor] = []
     for _ in range(STEPS):
-        residual = -rate * problem.gradient(w)
+        residual = -rate * gradient(problem, w)
         starts, residuals = [*starts, w][-HISTORY - 1 :], [*residuals, residual][-HISTORY - 1 :]
         w = w + residual
         if len(residuals) > 1:
@@ -185,41 +172,22 @@ def textbook_error(seed: int) -> float:
             g = least_squares(R, residual)
             if (residual - R @ g).norm() <= LARGEST_GAIN * residual.norm():
                 w = w - (W + R) @ g
-    return problem.relative_error(w)
+    return relative_error(problem, w)
 
 
 # ----------------------------------------------------------------------------------------------- second table
 
 
-@dataclass(frozen=True)
-class LeastSquares:
-    """min |A x - b|^2 / 2, 200 unknowns, condition number of A about 30."""
+def relative_error(problem: LeastSquares, x: Tensor) -> float:
+    """|x - solution| / |solution|; infinite where x is not finite."""
+    solution = problem.solution
+    found = ((x - solution).norm() / solution.norm()).item()
+    return found if isfinite(found) else inf
 
-    A: Tensor
-    b: Tensor
-    noise: Tensor
 
-    @classmethod
-    def of(cls, seed: int, noise: float) -> "LeastSquares":
-        """The problem of a seed, with noise for every step."""
-        randn = partial(torch.randn, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
-        A = randn(400, 200) * torch.logspace(0, -1.5, 200, dtype=torch.float64)
-        return cls(A, randn(400), noise * randn(STEPS, 200))
-
-    @property
-    def curvature(self) -> float:
-        """The largest eigenvalue of A'A."""
-        return torch.linalg.matrix_norm(self.A, ord=2).item() ** 2
-
-    def gradient(self, x: Tensor) -> Tensor:
-        """A'(A x - b)."""
-        return self.A.T @ (self.A @ x - self.b)
-
-    def relative_error(self, x: Tensor) -> float:
-        """|x - solution| / |solution|; infinite where x is not finite."""
-        solution = torch.linalg.lstsq(self.A, self.b[:, None]).solution[:, 0]
-        found = ((x - solution).norm() / solution.norm()).item()
-        return found if isfinite(found) else inf
+def gradient(problem: LeastSquares, x: Tensor) -> Tensor:
+    """A'(A x - b)."""
+    return problem.A.T @ (problem.A @ x - problem.b)
 
 
 BASES: dict[str, Callable[[list[Tensor], float], optim.Optimizer]] = {
@@ -252,10 +220,24 @@ def error(seed: int, base: str, noise: float, options: Settings | None) -> float
     if options is not None:
         optimizer = Anderson(optimizer, history_size=HISTORY, **options)
     for step in range(STEPS):
-        x.grad = problem.gradient(x.detach()) + problem.noise[step]
+        x.grad = gradient(problem, x.detach()) + problem.noise[step]
         optimizer.step()
-    return problem.relative_error(x.detach())
+    return relative_error(problem, x.detach())
+
+
+def main(seeds: int = 5) -> None:
+    """Print both tables.
+
+    Args:
+        seeds: Problems of each kind.
+    """
+    print(header(), end="\n\n")
+    print(table(exactness(range(seeds)), ["worst of all seeds", "regularization 0", "at the default", "limit at 0"]))
+    print(
+        f"\nRelative error after {STEPS:,} gradients, least squares with 200 unknowns, m = {HISTORY}, geometric mean:\n"
+    )
+    print(table(training(range(seeds)), ["noise, base", *METHODS]))
 
 
 if __name__ == "__main__":
-    main()
+    command(main)

@@ -9,16 +9,18 @@ from rich.console import Console
 from ..arguments import BadInput, parse_seeds
 from ..jobs import announce, how_many, make
 from ..lines import Record
+from ..methods import SOLVERS as METHODS
+from ..methods import Method
+from ..optimizers import missing
 from ..runner import named
 from ..screen import complain
 from ..sweep import check_writable
 from .case import Problem
-from .methods import METHODS, Method, missing
 from .page import show_page
+from .problems import PROBLEMS
 from .race import Entry, entries
 from .scores import best_rates
 from .store import load, unfinished
-from .surrogates import PROBLEMS
 
 
 def carry_out(

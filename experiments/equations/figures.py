@@ -15,10 +15,9 @@ from ..figures import LOOK
 from ..jobs import arrays_file
 from .case import Problem
 from .clock import marks
-from .problems import burgers_solution
+from .problems import PROBLEMS, burgers_solution
 from .race import Entry
 from .scores import FAILED, OURS, Score, Scores, error_at
-from .surrogates import PROBLEMS
 
 PICTURED = "burgers2d"
 SHOWN = ("adam", "soap", OURS)

@@ -7,15 +7,15 @@ from rich.console import Console
 
 from ..arguments import BadInput
 from ..figures import save
+from ..methods import SOLVERS as METHODS
 from ..page import Cell, Table, wrapped
 from ..provenance import origin
 from ..results import write_bytes
 from ..screen import complain, show_table, tell
+from ..solvers.quasi_newton import PERIOD, WARM_UP, WARM_UP_RATE
 from ..sweep import check_writable
 from .case import Problem
 from .figures import draw_errors, draw_picture
-from .methods import METHODS, PERIOD
-from .quasi_newton import WARM_UP, WARM_UP_RATE
 from .scores import FIRST_ORDER, Score, Scores
 from .store import load
 

@@ -13,6 +13,7 @@ from torch_anderson import Term
 
 from .. import solutions
 from ..solutions import PI, bell, product_of_sines, sum_of_cosines
+from ..solutions import helmholtz as helmholtz_solution
 from .case import (
     Case,
     Network,
@@ -28,6 +29,7 @@ from .case import (
     network,
     scattered,
 )  # fmt: skip
+from .surrogates import SURROGATES
 
 VISCOSITY = 0.01 / PI
 KDV_DISPERSION = 0.022**2
@@ -269,12 +271,12 @@ def poisson10d() -> Case:
 
 def helmholtz_residual(u: Network, point: Tensor) -> Tensor:
     """Laplacian(u) + 16 u and its source."""
-    return laplacian(u, point) + 16 * u(point) - (16 - 17 * PI**2) * solutions.helmholtz(point)
+    return laplacian(u, point) + 16 * u(point) - (16 - 17 * PI**2) * helmholtz_solution(point)
 
 
 def helmholtz(dtype: torch.dtype = torch.float64) -> Case:
     """Laplacian(u) + 16 u = (16 - 17 pi^2) sin(pi x) sin(4 pi y), zero at the edges. 3 layers of 32 neurons."""
-    return stationary(helmholtz_residual, solutions.helmholtz, [(-1, 1)] * 2, dtype)
+    return stationary(helmholtz_residual, helmholtz_solution, [(-1, 1)] * 2, dtype)
 
 
 EQUATIONS = (
@@ -289,3 +291,4 @@ EQUATIONS = (
     Problem(name="poisson10d", title="Poisson, 10 dimensions", group="stationary", build=poisson10d),
     Problem(name="helmholtz", title="Helmholtz, k = 4", group="stationary", build=helmholtz),
 )
+PROBLEMS = {problem.name: problem for problem in (*EQUATIONS, *SURROGATES)}

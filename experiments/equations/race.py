@@ -9,14 +9,18 @@ from importlib.metadata import version
 from typing import Any
 
 import torch
+from torch.optim import Adam
+
+from torch_anderson import GaussNewton, Objective
 
 from ..jobs import ARRAYS
 from ..lines import Record
+from ..methods import SOLVERS, Method
 from ..runner import one_thread
+from ..solvers.loops import traced_closures
 from .case import Problem
 from .clock import Clock, Spent
-from .methods import METHODS, Method, warm_up
-from .surrogates import PROBLEMS
+from .problems import PROBLEMS, burgers
 
 SLOWER = 1.1
 """Time of a run over that which is counted."""
@@ -53,26 +57,34 @@ def entries(
         for seed in seeds
         for problem in chosen
         for method in methods
-        if method.suits(problem)
+        if method.applies(problem)
         for rate in method.rates
     ]
 
 
-once = cache(warm_up)
+@cache
+def warm_up() -> None:
+    """Use what is loaded at its first use: these seconds belong to the process, not to a method."""
+    import pytorch_optimizer  # noqa: F401
+
+    case = burgers()
+    objective = Objective(case.model, **case.terms)
+    GaussNewton(Adam(case.model.parameters())).step(objective)
+    Adam(case.model.parameters()).step(next(traced_closures(case)))
 
 
 def run(entry: Entry) -> Record:
     """Make a run on one thread, with separate random numbers."""
-    problem, method = PROBLEMS[entry.problem], METHODS[entry.method]
+    problem, method = PROBLEMS[entry.problem], SOLVERS[entry.method]
     with one_thread(), torch.random.fork_rng(devices=[]):
-        once()
+        warm_up()
         for name in method.needs:
             import_module(name)
         torch.manual_seed(entry.seed)
         case = problem.build()
         clock = Clock(case, entry.seconds, pictures=problem.picture is not None)
         with suppress(Spent):
-            method.run(clock, entry.rate or 0.0)
+            method.solve(clock, entry.rate or 0.0)
         packages = {name: version(distribution(name)) for name in (*problem.needs, *method.needs)}
         return asdict(entry) | measured(clock) | {"packages": packages, ARRAYS: clock.pictures}
 

@@ -7,10 +7,10 @@ from functools import cached_property
 from statistics import geometric_mean
 from typing import Any
 
+from ..methods import SOLVERS as METHODS
 from .case import Problem
 from .clock import REPORTED
-from .methods import METHODS
-from .surrogates import PROBLEMS
+from .problems import PROBLEMS
 
 Record = Mapping[str, Any]
 TUNING = 100

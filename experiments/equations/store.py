@@ -5,7 +5,7 @@ from pathlib import Path
 
 from ..lines import Record
 from ..lines import load as load_lines
-from .methods import METHODS
+from ..methods import SOLVERS as METHODS
 from .race import Entry
 
 KINDS: dict[str, type] = {

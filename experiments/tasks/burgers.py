@@ -28,7 +28,7 @@ from .product import Product
 
 Equation = SineWave | Product
 
-TRAINING, VALIDATION, ERROR, PROBE = range(4)
+TRAINING, VALIDATION, ERROR = range(3)
 """Uses of random points: each has separate random numbers."""
 PRECISIONS = ("float32", "float64")
 
@@ -61,16 +61,8 @@ class BurgersProblem(Problem):
         mse_u, mse_f = self._errors(self.batch(step))
         return mse_u + mse_f
 
-    @torch.no_grad()
-    def outputs(self, step: int, factor: int = 1) -> tuple[Tensor, Tensor]:
-        """The residuals at the batch's points: of the solution, and of the equation."""
-        boundary, solution, interior, forcing = self.batch(step, factor)
-        return self.model(boundary).double() - solution, self.operator(interior) - forcing
-
-    def batch(self, step: int, factor: int = 1) -> Batch:
-        """The points of this step; with a ``factor`` above 1, fresh ones, ``factor`` times as many."""
-        if factor > 1:
-            return self._drawn(factor * self.task.training_share, PROBE, step)
+    def batch(self, step: int) -> Batch:
+        """The points of this step."""
         number = step // self.task.hold if self.task.hold else 0
         return self._drawn(self.task.training_share, TRAINING, number)
 
@@ -158,7 +150,6 @@ class Burgers(Task):
         "mse_f": "MSE of the equation",
         "relative_l2": "relative L2 error",
     }
-    loss: ClassVar[str] = "residual"
     pinn: ClassVar[bool] = True
 
     steps: int = 3000
@@ -184,8 +175,6 @@ class Burgers(Task):
         super().__post_init__()
         if self.precision not in PRECISIONS:
             raise ValueError(f"Invalid precision: {self.precision!r}. Allowed: {', '.join(PRECISIONS)}.")
-        if not self.hold and self.probe_factor > 1:
-            raise ValueError(f"Invalid probe_factor: {self.probe_factor}. Allowed: 1, where points are fixed (hold 0).")
         for name in ("boundary_points", "interior_points"):
             count = getattr(self, name)
             if not 0 < round(self.training_share * count) < count:

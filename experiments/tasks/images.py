@@ -13,9 +13,9 @@ from torch import Tensor
 from torch.nn.functional import cross_entropy
 
 from ..data import load_fashion
+from ..networks import perceptron
 from ..task import Metrics, Problem, Task
 from .batches import Batches
-from .tabular import perceptron
 
 
 class Classification(Problem):
@@ -30,12 +30,8 @@ class Classification(Problem):
 
     def loss(self, step: int) -> Tensor:
         """Cross-entropy on the batch."""
-        return cross_entropy(*self.outputs(step))
-
-    def outputs(self, step: int, factor: int = 1) -> tuple[Tensor, Tensor]:
-        """Logits and classes of the batch."""
-        batch = self.batches(step, factor)
-        return self.model(self.train_x[batch]), self.train_y[batch]
+        batch = self.batches(step)
+        return cross_entropy(self.model(self.train_x[batch]), self.train_y[batch])
 
     def evaluate(self) -> Metrics:
         """Loss and share of errors on the validation part."""
@@ -66,7 +62,6 @@ class ImageTask(Task):
 
     metric: ClassVar[str] = "validation_loss"
     metrics: ClassVar[Mapping[str, str]] = {"validation_loss": "validation loss", "validation_error": "error rate"}
-    loss: ClassVar[str] = "cross_entropy"
 
     width: int = 64
     depth: int = 2

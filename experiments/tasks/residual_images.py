@@ -59,16 +59,16 @@ class ResidualClassification(Problem):
 
     def loss(self, step: int) -> Tensor:
         """Cross-entropy on the batch."""
-        return cross_entropy(*self.outputs(step))
+        images, labels = self.batch(step)
+        return cross_entropy(self.model(self.ready(images)), labels)
 
-    def outputs(self, step: int, factor: int = 1) -> tuple[Tensor, Tensor]:
-        """Logits and classes of the batch, each image flipped and shifted depending on seed and step."""
-        batch = self.batches(step, factor)
-        images = self.train_x[batch]
+    def batch(self, step: int) -> tuple[Tensor, Tensor]:
+        """Images and classes of this step, each image flipped and shifted depending on seed and step."""
+        rows = self.batches(step)
+        images = self.train_x[rows]
         if self.augment:
-            random = np.random.default_rng([self.seed, step, 1 + factor])  # Batches draws with 1 in the last place
-            images = moved(images, self.shift, random)
-        return self.model(self.ready(images)), self.train_y[batch]
+            images = moved(images, self.shift, np.random.default_rng([self.seed, step, 2]))
+        return images, self.train_y[rows]
 
     def evaluate(self) -> Metrics:
         """Loss and share of errors on validation images, and on the same number of training images."""
@@ -128,7 +128,6 @@ class ResidualTask(Task):
         "training_loss": "training loss",
         "training_error": "error rate in training",
     }
-    loss: ClassVar[str] = "cross_entropy"
     load: ClassVar[Callable[[], Labelled]]
     """All of the data; raises ``MissingData``."""
     quick: ClassVar[Mapping[str, Any]] = {

@@ -19,9 +19,10 @@ from rich.console import Console
 import torch_anderson
 
 from ..arguments import parse_seeds
+from ..methods import DESCENTS as METHODS
+from ..methods import Method, wrapped_in
 from ..screen import show_table, tell
 from .command import available
-from .methods import METHODS, Method, all_methods
 from .problems import FAMILY, Problem
 from .race import Entry, entries, run
 from .scores import LBFGS, Record, Scores, middle, shown
@@ -54,7 +55,7 @@ def wrapper(text: str | None) -> Any:
 
 def attempt(entry: Entry, wrapper_name: str | None, closure: bool) -> Record:
     """Make a run in any process."""
-    return run(entry, all_methods(wrapper(wrapper_name), closure))
+    return run(entry, wrapped_in(wrapper(wrapper_name), closure=closure))
 
 
 def compare(console: Console, problem: Problem, methods: list[Method], seeds: list[int], given: Any) -> None:
@@ -64,7 +65,7 @@ def compare(console: Console, problem: Problem, methods: list[Method], seeds: li
     known = [each for each in kept if each["problem"] == problem.name and each["method"] not in names]
     known = [each for each in known if each["seed"] in seeds and not each["method"].startswith("anderson")]
     unknown = [seed for seed in seeds if seed not in {each["seed"] for each in known if each["method"] in LBFGS}]
-    extra = [all_methods()[name] for name in LBFGS if name not in names]
+    extra = [METHODS[name] for name in LBFGS if name not in names]
     wanted = [*entries([problem], methods, seeds), *entries([problem], extra, unknown)]
     records = Parallel(n_jobs=given.jobs)(delayed(attempt)(each, given.wrapper, given.closure) for each in wanted)
     show(console, Scores([*known, *records]), problem, list(dict.fromkeys(each.method for each in wanted)), given.stats)
@@ -110,7 +111,7 @@ def mean_counts(records: Sequence[Record]) -> str:
 def main() -> int:
     """Carry it out; returns the exit code."""
     given, console, started = arguments(), Console(), time.perf_counter()
-    table = all_methods(wrapper(given.wrapper), given.closure)
+    table = wrapped_in(wrapper(given.wrapper), closure=given.closure)
     problems, methods = available(given.problems, [] if given.methods == ["all"] else given.methods, table)
     for problem in problems:
         compare(console, problem, methods, parse_seeds(given.seeds), given)

@@ -16,7 +16,7 @@ from torch import Tensor
 
 import torch_anderson
 
-from .methods import base_optimizer
+from ..optimizers import build
 from .problems import BASES, PROBLEMS, Case, random
 from .race import Record, counters, gradient_seconds, prepared
 
@@ -90,7 +90,7 @@ class Trainer:
     def __init__(self, problem: str, method: str, case: Case) -> None:
         accelerated, _, base = method.rpartition("-")
         # The second of four rates: with the larger ones small batches are unstable.
-        self.optimizer: Any = base_optimizer(base, case.parameters, PROBLEMS[problem].rates[base][1])
+        self.optimizer: Any = build(base, case.parameters, PROBLEMS[problem].rates[base][1])
         if accelerated:
             self.optimizer = torch_anderson.Anderson(self.optimizer)
         self.case = case

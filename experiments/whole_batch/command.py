@@ -8,11 +8,12 @@ from rich.console import Console
 
 from ..arguments import parse_seeds
 from ..jobs import announce, how_many, make
+from ..methods import DESCENTS as METHODS
+from ..methods import Method
 from ..runner import named
 from ..screen import complain
 from ..sweep import check_writable
 from .batches import batched, endings
-from .methods import METHODS, Method
 from .page import show_page
 from .problems import PROBLEMS, Problem
 from .race import entries

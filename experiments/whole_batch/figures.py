@@ -11,7 +11,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import FixedLocator, FuncFormatter, NullLocator
 
 from ..figures import LOOK
-from .methods import LABELS
+from ..optimizers import LABELS
 from .problems import BASES, PROBLEMS, Problem
 from .ratios import ByBatch
 from .scores import LBFGS, Scores, middle

@@ -9,13 +9,14 @@ from rich.console import Console
 
 from ..arguments import BadInput
 from ..figures import save
+from ..methods import DESCENTS as METHODS
+from ..optimizers import LABELS
 from ..page import Cell, Table, number, wrapped
 from ..provenance import origin
 from ..results import write_bytes
 from ..screen import complain, tell
 from ..sweep import check_writable
 from .figures import draw_batches, draw_rates
-from .methods import LABELS, METHODS
 from .problems import BASES, Problem
 from .ratios import by_batch
 from .scores import LBFGS, Record, Scores, gradients_to, middle, place, shown

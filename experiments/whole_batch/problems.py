@@ -13,7 +13,9 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from ..data import load_fashion
-from ..tasks import points, tabular
+from ..networks import perceptron as any_perceptron
+from ..optimizers import LABELS
+from ..tasks import points
 from ..tasks.burgers import Burgers2dFixed
 
 Loss = Callable[[Tensor | None], Tensor]
@@ -21,9 +23,9 @@ Loss = Callable[[Tensor | None], Tensor]
 Misfit = Callable[[Tensor, Tensor], Tensor]
 Data = tuple[Tensor, Tensor]
 """Inputs and targets."""
-BASES = ("sgd", "nesterov", "adam")
+BASES = tuple(LABELS)
 random = points.generator
-perceptron = partial(tabular.perceptron, activation=nn.Tanh, dtype=torch.float64)
+perceptron = partial(any_perceptron, activation=nn.Tanh, dtype=torch.float64)
 
 
 @dataclass(frozen=True)

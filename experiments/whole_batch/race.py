@@ -10,8 +10,10 @@ from typing import Any
 
 import torch
 
+from ..methods import DESCENTS, Method
+from ..optimizers import build
 from ..runner import one_thread
-from .methods import METHODS, Meter, Method, Spent, base_optimizer
+from ..solvers.meter import Meter, Spent
 from .problems import BASES, PROBLEMS, Case, Problem
 
 Record = dict[str, Any]
@@ -50,13 +52,13 @@ def entries(problems: Iterable[Problem], methods: Iterable[Method], seeds: Itera
     ]
 
 
-def run(entry: Entry, methods: Mapping[str, Method] = METHODS) -> Record:
+def run(entry: Entry, methods: Mapping[str, Method] = DESCENTS) -> Record:
     """Make a run on one thread; raises ``MissingData`` where the problem's data are not on this machine."""
     problem, method = PROBLEMS[entry.problem], methods[entry.method]
     with prepared(problem, entry.seed) as case:
         meter = Meter(case, problem.gradients)
         with suppress(Spent):
-            method.run(meter, entry.rate or math.nan)
+            method.descend(meter, entry.rate or math.nan)
         return asdict(entry) | measured(meter)
 
 
@@ -75,7 +77,7 @@ def warm_up() -> None:
     weight = torch.nn.Parameter(torch.ones(()))
     weight.grad = torch.ones(())
     for base in BASES:
-        base_optimizer(base, [weight], 0.1).step()
+        build(base, [weight], 0.1).step()
 
 
 def measured(meter: Meter) -> Record:

@@ -11,7 +11,8 @@ from functools import cached_property
 from statistics import geometric_mean, median
 from typing import Any
 
-from .methods import LBFGS_HISTORIES, METHODS
+from ..methods import DESCENTS as METHODS
+from ..methods import LBFGS_HISTORIES
 from .problems import BASES, FAMILY, PROBLEMS, Problem
 
 Record = Mapping[str, Any]

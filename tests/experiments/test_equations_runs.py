@@ -11,12 +11,12 @@ import pytest
 from experiments import jobs, lines
 from experiments.equations import command, race
 from experiments.equations.clock import Clock, Spent, marks
-from experiments.equations.methods import METHODS, Method
 from experiments.equations.page import build_page
+from experiments.equations.problems import PROBLEMS
 from experiments.equations.race import Entry
 from experiments.equations.scores import Scores, best_rates, error_at
 from experiments.equations.store import load, unfinished
-from experiments.equations.surrogates import PROBLEMS
+from experiments.methods import SOLVERS, Method
 
 # The clock
 
@@ -173,7 +173,7 @@ def test_the_best_rate_is_that_of_the_longest_runs():
     assert best_rates(records) == {("kdv", "adam"): 0.01}
     asked = command.plan(["kdv"], ["adam", "soap"], [0], 60.0, best_rates(records))
     assert [job.rate for job in asked if job.method == "adam"] == [0.01]
-    assert len([job for job in asked if job.method == "soap"]) == len(METHODS["soap"].rates), "nothing is known"
+    assert len([job for job in asked if job.method == "soap"]) == len(SOLVERS["soap"].rates), "nothing is known"
 
 
 def test_the_page_shows_losses_as_openly_as_wins(tmp_path):
@@ -212,10 +212,10 @@ def test_the_command_makes_runs_and_a_page(tiny, capsys, tmp_path):
     words = ["equations", "--problems", "tiny", "--methods", "adam", "--seeds", "0", "--seconds", "0.05", "--jobs", "1"]
     words += ["--results", str(tmp_path / "runs")]
     assert main([*words, "--dry-run"]) == 0
-    assert f"{len(METHODS['adam'].rates)} runs (0 done before)" in capsys.readouterr().out
+    assert f"{len(SOLVERS['adam'].rates)} runs (0 done before)" in capsys.readouterr().out
     assert main([*words, "--out", str(tmp_path / "page")]) == 0
     printed = [json.loads(line) for line in capsys.readouterr().out.splitlines() if line.startswith("{")]
-    assert [line["rate"] for line in printed] == list(METHODS["adam"].rates)
+    assert [line["rate"] for line in printed] == list(SOLVERS["adam"].rates)
     assert "| Adam |" in (tmp_path / "page" / "README.md").read_text()
 
 
@@ -240,5 +240,5 @@ def test_a_failing_run_does_not_stop_the_others(tiny, tmp_path, monkeypatch):
 
 
 def test_methods_have_labels_of_their_own():
-    assert len({method.label for method in METHODS.values()}) == len(METHODS)
-    assert all(isinstance(method, Method) for method in METHODS.values())
+    assert len({method.label for method in SOLVERS.values()}) == len(SOLVERS)
+    assert all(isinstance(method, Method) for method in SOLVERS.values())

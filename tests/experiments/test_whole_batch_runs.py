@@ -13,8 +13,10 @@ pytest.importorskip("matplotlib")
 pytest.importorskip("sklearn")
 
 from experiments import jobs, lines
+from experiments.methods import DESCENTS
+from experiments.solvers.loops import lbfgs, stepwise, unwrapped
+from experiments.solvers.meter import Meter, Spent
 from experiments.whole_batch import command, race, store, sweep
-from experiments.whole_batch.methods import METHODS, Meter, Spent, lbfgs, stepwise, unwrapped
 from experiments.whole_batch.problems import FAMILY, PROBLEMS, four_up_to
 from experiments.whole_batch.race import Entry
 
@@ -87,12 +89,12 @@ class Watched:
         return loss(rows)
 
 
-@pytest.mark.parametrize("method", [name for name in METHODS if not METHODS[name].missing])
+@pytest.mark.parametrize("method", [name for name in DESCENTS if not DESCENTS[name].missing])
 def test_a_method_is_charged_for_every_gradient_and_for_no_more(method):
     watched = Watched(case_of("least-squares"))
     meter = Meter(watched.case, 17)
     with pytest.raises(Spent):
-        METHODS[method].run(meter, 0.01)
+        DESCENTS[method].descend(meter, 0.01)
     assert len(meter.losses) == len(meter.seconds) == 17
     assert watched.calls == 17 + meter.forward
 
@@ -149,7 +151,7 @@ def test_a_diverging_run_ends_early_and_is_kept():
 
 
 def some_entries(seeds=(0,)):
-    return race.entries([PROBLEMS["least-squares"]], [METHODS["sgd"], METHODS["cg"]], list(seeds))
+    return race.entries([PROBLEMS["least-squares"]], [DESCENTS["sgd"], DESCENTS["cg"]], list(seeds))
 
 
 def make_all(entries, folder, processes=1):
@@ -213,5 +215,5 @@ def test_missing_data_are_named_and_leave_the_other_problems(capsys, tmp_path):
 
 
 def test_a_package_that_is_not_installed_is_named(capsys, tmp_path):
-    method = replace(METHODS["aadl-sgd"], needs="no_such_module")
-    assert "no_such_module" in method.missing and not METHODS["sgd"].missing
+    method = replace(DESCENTS["aadl-sgd"], needs=("no_such_module",))
+    assert "no_such_module" in method.missing and not DESCENTS["sgd"].missing

@@ -63,7 +63,7 @@ def gradient(problem: Problem) -> None:
 @torch.no_grad()
 def forward(problem: Problem) -> None:
     """A forward pass, which counts a part of it."""
-    problem.outputs(0)
+    problem.loss(0)
 
 
 def interleaved(first: Callable[[], None], second: Callable[[], None]) -> list[tuple[float, float]]:

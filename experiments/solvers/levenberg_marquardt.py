@@ -8,8 +8,7 @@ from torch.func import vmap
 
 from torch_anderson import Term
 
-from .case import Case
-from .clock import Clock
+from . import Case, Clock
 
 PACKAGE = "torch_levenberg_marquardt"
 SAMPLES = 1000
