@@ -13,7 +13,7 @@ import tyro
 
 K = TypeVar("K")
 Change = tuple[Any, str, Any]
-"""An object or the path of a module, the name of one of its attributes, and another value."""
+"""A module or class, the name of one of its attributes, and another value."""
 
 
 def command(main: Callable[..., None]) -> None:
@@ -81,8 +81,7 @@ def changed(changes: Iterable[Change]) -> Iterator[None]:
     """A context in which attributes of the library have other values, which switch a part of it off."""
     with ExitStack() as stack:
         for owner, name, value in changes:
-            path = isinstance(owner, str)
-            stack.enter_context(patch(f"{owner}.{name}", value) if path else patch.object(owner, name, value))
+            stack.enter_context(patch.object(owner, name, value))
         yield
 
 

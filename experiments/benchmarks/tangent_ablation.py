@@ -21,9 +21,8 @@ from experiments.benchmarks.report import header, table
 from experiments.equations import problems
 from experiments.equations.case import Case
 from torch_anderson import GaussNewton, Objective
-from torch_anderson._gauss_newton import jump, retained, state
+from torch_anderson._gauss_newton import driver, jump, retained, state
 
-MODULE = "torch_anderson._gauss_newton"
 EQUATIONS: dict[str, Callable[[torch.dtype], Case]] = {
     "burgers2d": problems.burgers,
     "convection": problems.convection,
@@ -31,11 +30,6 @@ EQUATIONS: dict[str, Callable[[torch.dtype], Case]] = {
     "helmholtz": problems.helmholtz,
     "reaction": problems.reaction,
 }
-
-
-def fresh(self: Any, samples: Any) -> tuple[Any, None]:
-    """Keep no sample."""
-    return samples, None
 
 
 def two_lengths(model: Any, move: Any, length: float, longer: bool) -> Any:
@@ -56,27 +50,24 @@ def one_length(model: Any, move: Any, length: float, longer: bool) -> Any:
     return jump.Found(path.best, path.best.length, len(path.tried))
 
 
+def damping(power: int) -> Any:
+    """Damping by a power of the number of rows, instead of the number itself."""
+    return lambda self, loss, trace, all_fitted: 1e-3 * self.whole_blocks**power * loss * self.boost
+
+
 VARIANTS: dict[str, list[Change]] = {
     "all parts": [],
     "no momentum": [(jump, "MOMENTUM", 0.0)],
     "momentum 0.9": [(jump, "MOMENTUM", 0.9)],
     "no term of third order": [(jump, "MOST_TWIST", 0.0)],
     "no geodesic acceleration": [(jump, "MOST_BEND", 0.0), (jump, "MOST_TWIST", 0.0)],
-    "no retained samples": [(retained.Retained, "renew", fresh)],
+    "no retained samples": [(retained.Retained, "renew", lambda self, fresh: fresh)],
     "no growth of rows": [(state, "GROWTH", 1.0)],
-    "no interpolation in the search": [(f"{MODULE}.tangent", "search", two_lengths)],
-    "no search: the full jump, then shorter ones": [(f"{MODULE}.tangent", "search", one_length)],
+    "no interpolation in the search": [(driver, "search", two_lengths)],
+    "no search: the full jump, then shorter ones": [(driver, "search", one_length)],
     "no more damping after a refused jump": [(state, "STIFFEN", 1.0)],
-    "damping independent of the number of rows": [
-        (state.GaussNewtonState, "damping", lambda self, loss, all_fitted: 1e-3 * loss * self.boost)
-    ],
-    "damping by the square of the number of rows": [
-        (
-            state.GaussNewtonState,
-            "damping",
-            lambda self, loss, all_fitted: 1e-3 * self.whole_blocks**2 * loss * self.boost,
-        )
-    ],
+    "damping independent of the number of rows": [(state.GaussNewtonState, "damping", damping(0))],
+    "damping by the square of the number of rows": [(state.GaussNewtonState, "damping", damping(2))],
 }
 
 

@@ -121,7 +121,7 @@ def test_operator_and_gradients_equal_nested_differentiation(activation, dimensi
     for layer in network.layers:
         torch.nn.init.normal_(layer.bias, std=0.3)
     operator = Operator(network, viscosity=0.3)
-    operator.sweep.chunk = 17
+    operator.chunk = 17
     points, forcing = uniform_points(40, dimensions, generator(0)), torch.randn(40, dtype=torch.float64)
 
     expected = operator_by_autograd(network, points, 0.3)

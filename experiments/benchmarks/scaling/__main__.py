@@ -62,7 +62,9 @@ def main(bandwidth: float | None = None, latency: float | None = None, out: Path
     draw_memory(checks).savefig(out / "memory.png")
     (out / "README.md").write_text(write_page(checks, told, machines), encoding="utf-8")
     wrong = [check for check in checks if not check.holds]
-    print(*wrong, f"{len(checks) - len(wrong)} of {len(checks)} figures agree with the model; {out} is written", sep="\n")
+    print(
+        *wrong, f"{len(checks) - len(wrong)} of {len(checks)} figures agree with the model; {out} is written", sep="\n"
+    )
     sys.exit(bool(wrong))
 
 
