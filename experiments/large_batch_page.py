@@ -21,10 +21,9 @@ from .methods import METHODS
 from .page import Cell, Table, bracketed, plus_minus, wrapped
 from .provenance import described, distinct, seed_ranges
 from .report import NothingToReport
-from .results import Run, load_runs, write_bytes
+from .results import Run, check_writable, load_runs, write_bytes
 from .runner import Spec
 from .screen import complain, tell
-from .sweep import check_writable
 
 PARTS = {False: "Without augmentation", True: "With augmentation (flip and shift)"}
 DRAWN = ("validation_error", "validation_loss", "gap")

@@ -9,7 +9,7 @@ from typing import Any
 
 from .comparison import Comparison, Group
 from .page import wrapped
-from .results import CONFIG, SUMMARY, DamagedRun, read_json
+from .results import CONFIG, SUMMARY, DamagedRun, read_record
 
 COMMIT = "commit"
 
@@ -115,7 +115,7 @@ def unfinished(folder: Path) -> str:
     if (folder / SUMMARY).exists():
         return ""
     try:
-        config = read_json(folder / CONFIG)
+        config = read_record(folder / CONFIG)
     except DamagedRun as problem:
         return str(problem)
     return f"{config.get('task')}, {config.get('variant')}, seed {config.get('seed')}: begun, not ended ({folder})"

@@ -9,8 +9,8 @@ from statistics import fmean
 from typing import Any
 
 from .methods import METHODS
-from .results import load_run, write_json
-from .runner import Spec, finite, versions
+from .results import finite, load_run, versions, write_json
+from .runner import Spec
 from .tuning import TABLE, table
 
 FACTORS = (0.1, 0.3, 1.0, 3.0)
@@ -53,9 +53,9 @@ def best_rates(task: str, results: Path) -> dict[str, Any]:
         "date": datetime.now(UTC).date().isoformat(),
         "versions": versions(),
         "rates": {method: min(scores, key=scores.__getitem__) for method, scores in means.items()},
-        "tried": {
-            method: finite({str(rate): score for rate, score in scores.items()}) for method, scores in means.items()
-        },
+        "tried": finite(
+            {method: {str(rate): score for rate, score in tried.items()} for method, tried in means.items()}
+        ),
     }
 
 

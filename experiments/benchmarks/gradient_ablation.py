@@ -17,8 +17,9 @@ from typing import Any
 from experiments.benchmarks.common import changed, chosen, command
 from experiments.benchmarks.report import header, table
 from experiments.methods import DESCENTS, Method, wrapped_in
+from experiments.results import Record
 from experiments.whole_batch.problems import BASES, PROBLEMS
-from experiments.whole_batch.race import Entry, Record, entries, run
+from experiments.whole_batch.race import Entry, entries, run
 from experiments.whole_batch.scores import LBFGS, Scores, end, gradients_to, stable
 from torch_anderson import Anderson
 from torch_anderson._anderson import gradients, secants

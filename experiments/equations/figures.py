@@ -12,7 +12,6 @@ from matplotlib.colors import LogNorm
 from matplotlib.figure import Figure
 
 from ..figures import LOOK
-from ..jobs import arrays_file
 from .case import Problem
 from .clock import marks
 from .problems import PROBLEMS, burgers_solution
@@ -146,7 +145,7 @@ def pictured(scores: Scores, results: Path) -> tuple[float, dict[str, Any]] | No
 
 def error_map(results: Path, score: Score, seed: int, seconds: float) -> Any:
     """The errors of a run at all test points at this time; None if they were not kept."""
-    path = arrays_file(results, Entry(PICTURED, score.method, score.rate, seed, score.runs[seed]["seconds"]))
+    path = Entry(PICTURED, score.method, score.rate, seed, score.runs[seed]["seconds"]).arrays_file(results)
     if not path.exists():
         return None
     with np.load(path) as arrays:

@@ -10,14 +10,13 @@ from ..figures import save
 from ..methods import SOLVERS as METHODS
 from ..page import Cell, Table, wrapped
 from ..provenance import origin
-from ..results import write_bytes
+from ..results import check_writable, write_bytes
 from ..screen import complain, show_table, tell
 from ..solvers.quasi_newton import PERIOD, WARM_UP, WARM_UP_RATE
-from ..sweep import check_writable
 from .case import Problem
 from .figures import draw_errors, draw_picture
+from .race import Entry
 from .scores import FIRST_ORDER, Score, Scores
-from .store import load
 
 READING = f"""\
 Every method trains the same float64 network from the same initial weights for a given processor time on one thread. The
@@ -47,7 +46,7 @@ Ratios above 1, where it is worse, are in bold."""
 
 def build_page(results: Path, out: Path) -> tuple[Path, list[str]]:
     """Write page and figures of what is there; returns the page, and a message for each damaged line."""
-    records, problems = load(results)
+    records, problems = Entry.load(results)
     scores = Scores(records)
     if not scores.records:
         raise BadInput(f"No run with a seed below 100 in {results}: see `python -m experiments equations`.")
@@ -68,7 +67,7 @@ def show_page(console: Console, results: Path, out: Path) -> None:
     page, problems = build_page(results, out)
     for message in problems:
         complain(message)
-    scores = Scores(load(results)[0])
+    scores = Scores(Entry.load(results)[0])
     for problem in scores.problems:
         table = error_table(scores, problem)
         rows = [[each.text for each in row] for row in table.rows]

@@ -13,14 +13,14 @@ from ..methods import DESCENTS as METHODS
 from ..optimizers import LABELS
 from ..page import Cell, Table, number, wrapped
 from ..provenance import origin
-from ..results import write_bytes
+from ..results import check_writable, write_bytes
 from ..screen import complain, tell
-from ..sweep import check_writable
+from .batches import Batched, Ending
 from .figures import draw_batches, draw_rates
 from .problems import BASES, Problem
+from .race import Entry
 from .ratios import by_batch
 from .scores import LBFGS, Record, Scores, gradients_to, middle, place, shown
-from .store import BATCHES_FOLDER, ENDINGS_FOLDER, FAMILY_FOLDER, load
 
 READING = """\
 Every gradient is computed on all samples, so there is no noise. The cost of a method is the number of its gradients,
@@ -56,7 +56,7 @@ runs were not interleaved; `experiments/benchmarks/step_cost.py` compares them."
 
 def build_page(results: Path, out: Path) -> tuple[Path, list[str]]:
     """Write page and figures of what is there; returns the page, and a message for each damaged line."""
-    family, batches, endings = (load(results / name) for name in (FAMILY_FOLDER, BATCHES_FOLDER, ENDINGS_FOLDER))
+    family, batches, endings = (kind.load(results) for kind in (Entry, Batched, Ending))
     if not family[0]:
         raise BadInput(f"No run in {results}: see `python -m experiments whole-batch`.")
     scores = Scores(family[0])

@@ -4,39 +4,41 @@ import math
 import time
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from functools import cache
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 
+from ..jobs import Race
 from ..methods import DESCENTS, Method
 from ..optimizers import build
-from ..runner import one_thread
+from ..results import Record
+from ..runner import isolated
 from ..solvers.meter import Meter, Spent
 from .problems import BASES, PROBLEMS, Case, Problem
 
-Record = dict[str, Any]
 SLOWER = 1.15
 """Time of a run over that of its gradients alone, on the average."""
 
 
 @dataclass(frozen=True)
-class Entry:
-    """What to run."""
+class Entry(Race):
+    """A method on a problem of the family."""
 
-    problem: str
-    method: str
+    study: ClassVar[str] = "family"
+    holds: ClassVar[dict[str, Any]] = {"losses": list, "seconds": list}
+
     rate: float | None
     """None for methods without a learning rate."""
     seed: int
 
-    def make(self) -> Record:
-        """Make the run."""
+    def measure(self) -> Record:
+        """Make the run and return its numbers."""
         return run(self)
 
-    def estimate(self) -> float:
-        """Seconds that the run takes, about."""
+    def estimate(self, budget: float) -> float:
+        """Estimated seconds."""
         return SLOWER * PROBLEMS[self.problem].gradients * gradient_seconds(self.problem)
 
 
@@ -59,13 +61,13 @@ def run(entry: Entry, methods: Mapping[str, Method] = DESCENTS) -> Record:
         meter = Meter(case, problem.gradients)
         with suppress(Spent):
             method.descend(meter, entry.rate or math.nan)
-        return asdict(entry) | measured(meter)
+        return entry.identity | measured(meter)
 
 
 @contextmanager
 def prepared(problem: Problem, seed: int) -> Iterator[Case]:
     """A context with one thread and separate random numbers, in which a problem is built."""
-    with one_thread(), torch.random.fork_rng(devices=[]):
+    with isolated():
         warm_up()
         torch.manual_seed(seed)
         yield problem.build(seed)

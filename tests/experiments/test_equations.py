@@ -202,7 +202,7 @@ def test_every_method_learns(name, tiny, pretended_time):
         if method.applies(PROBLEMS[problem]):
             rate = method.rates[-2 if len(method.rates) > 1 else 0]
             seconds = 0.4 if method.family else 0.04  # 400 steps of the first order, 40 of others
-            record = Entry(problem, name, rate, 0, seconds).make()
+            record = Entry(problem, name, rate, 0, seconds).measure()
             assert record["steps"] > 1 and record["errors"][-1] < 0.9 * PROBLEMS[problem].build().error()
             assert record["times"][-1] >= seconds and len(record["times"]) == len(record["errors"])
 

@@ -145,7 +145,7 @@ def test_a_forward_pass_is_measured_once_and_cheaper_than_a_gradient(tmp_path, m
 
 def race(folder, *words):
     """The benchmark as a process; returns what it said."""
-    program = [sys.executable, "-m", "experiments.benchmarks.time_to_target"]
+    program = [sys.executable, "-m", "experiments", "race"]
     command = [*program, "--results", "runs", "--out", "page", *words]
     paths = os.pathsep.join([str(ROOT), str(ROOT / "src")])
     environment = os.environ | {"PYTHONPATH": paths, "OMP_NUM_THREADS": "1"}
@@ -157,7 +157,7 @@ def test_the_whole_race_in_small_and_again_without_a_new_run(tmp_path):
     words = ["--tasks", "diabetes", "burgers2d", "--methods", "ema", "lbfgs", "--seeds", "0:2", "--scale", "0.01"]
     estimate = race(tmp_path, *words, "--dry-run")
     assert "40 runs to tune and 10 to compare are left. Estimated time:" in estimate.stdout
-    early = race(tmp_path, *words, "--only", "table")
+    early = race(tmp_path, *words, "--only", "page")
     assert early.returncode == 2 and "not tuned" in early.stderr and "Traceback" not in early.stderr
     first = race(tmp_path, *words)
     assert first.returncode == 0, first.stderr

@@ -9,8 +9,8 @@ from typing import Any
 
 import torch
 
-from experiments.results import read_json, write_json
-from experiments.runner import Spec, one_thread
+from experiments.results import read_record, write_json
+from experiments.runner import Spec, isolated
 from experiments.task import Problem
 
 from .field import BASE, SETTINGS
@@ -25,11 +25,10 @@ ROUND = 0.05
 def calibration(tasks: Iterable[str], results: Path) -> dict[str, dict[str, Any]]:
     """Task -> forward_cost and how it was measured; missing ones are measured and stored in the folder."""
     path = results / FILE
-    kept = read_json(path) if path.exists() else {}
+    kept = read_record(path) if path.exists() else {}
     for task in tasks:
         if task not in kept:
             kept[task] = measure(task)
-            results.mkdir(parents=True, exist_ok=True)
             write_json(path, kept)
     return {task: kept[task] for task in tasks}
 
@@ -41,7 +40,7 @@ def settings(task: str, calibrated: Mapping[str, Any]) -> dict[str, Any]:
 
 def measure(task: str) -> dict[str, Any]:
     """Times of a gradient and of a forward pass without a graph, and the median of their ratio."""
-    with one_thread(), torch.random.fork_rng(devices=[]):
+    with isolated():
         torch.manual_seed(0)
         problem = Spec(task, BASE, 0, overrides=SETTINGS[task]).resolve().start(0)
         pairs = interleaved(lambda: gradient(problem), lambda: forward(problem))

@@ -4,6 +4,7 @@ import math
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from datetime import UTC, datetime
+from statistics import geometric_mean
 from typing import Any
 
 from experiments import statistics as st
@@ -17,7 +18,7 @@ from experiments.tune import FACTORS
 
 from .field import BASE, TUNING_SEEDS, metric
 from .scores import COST, TIME, Problem, Reached, Score, profile
-from .tuning import Tuned, geometric_mean
+from .tuning import Tuned
 
 OTHERS = {"training_loss": "training loss / base", "validation_mse": "validation MSE / base"}
 READING = """\
@@ -43,7 +44,7 @@ Performance profile: the share of problems (a task and a seed) on which a method
 of the least that any method needed there, in counted cost and in processor time. All runs are in
 [runs.csv](runs.csv). In numbers:"""
 WINS = "The number of seeds of each task on which a method had the least counted cost (all that tie count):"
-TABLE_ONLY = " --only table"
+TABLE_ONLY = " --only page"
 FACTORS_SHOWN = (1.0, 2.0, 4.0, 8.0)
 UNITS = {COST: "cost", TIME: "time"}
 CALIBRATION = {

@@ -4,11 +4,12 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from statistics import median
+from statistics import geometric_mean, median
 from typing import Any
 
-from experiments.results import Run, is_complete, load_run
+from experiments.results import Run, load_run
 from experiments.runner import Spec
+from experiments.screen import UserError
 
 from .field import BASE, metric, scaled, tuning_specs
 
@@ -16,7 +17,7 @@ MOST = 20.0
 """Largest time of a step, in steps of the base; slower methods cannot be run in the time of the base."""
 
 
-class NotTuned(Exception):
+class NotTuned(UserError):
     """There are no tuning runs to take a rate from."""
 
 
@@ -49,8 +50,8 @@ def tuned(task: str, method: str, settings: Mapping[str, Any], results: Path) ->
 def tuning_runs(task: str, method: str, settings: Mapping[str, Any], results: Path) -> dict[tuple[float, int], Run]:
     """(rate, seed) -> run; raises ``NotTuned``."""
     specs = tuning_specs(task, [method], settings)
-    if not all(is_complete(spec.folder(results)) for spec in specs):
-        raise NotTuned(f"{method} is not tuned for {task} in {results}: make the stage `tune` first.")
+    if not all(spec.is_done(results) for spec in specs):
+        raise NotTuned(f"{method} is not tuned for {task} in {results}: give the same command without --only first.")
     return {(spec.overrides["learning_rate"], spec.seed): load_run(spec.folder(results)) for spec in specs}
 
 
@@ -58,15 +59,6 @@ def final(run: Run) -> float:
     """What methods are ranked by, at the end; infinite if the run diverged."""
     value = run.summary["final"][metric(run.task)]
     return math.inf if run.diverged or value is None else float(value)
-
-
-def geometric_mean(values: list[float]) -> float:
-    """The geometric mean of positive values; infinite ones are allowed.
-
-    >>> geometric_mean([1.0, 4.0]), geometric_mean([1.0, math.inf])
-    (2.0, inf)
-    """
-    return math.exp(sum(map(math.log, values)) / len(values))
 
 
 def slowness(runs: Mapping[Any, Run], base: Mapping[Any, Run]) -> float:
