@@ -21,10 +21,8 @@ from torch_anderson import Objective, Term
 
 from ..solutions import burgers
 from ..task import Metrics, Problem, Task
-from .cole_hopf import SineWave
+from .domains import Product, SineWave, boundary_points, generator, uniform_points
 from .pinn import Network, Operator
-from .points import boundary_points, generator, uniform_points
-from .product import Product
 
 Equation = SineWave | Product
 
@@ -74,7 +72,12 @@ class BurgersProblem(Problem):
     def references(self) -> dict[str, Metrics]:
         """The network that is zero everywhere."""
         squares = self.validation.solution.square(), self.validation.forcing.square()
-        return {"zero predictor": _losses(*(square.mean() for square in squares)) | self.equation.zero_errors()}
+        return {"zero predictor": _losses(*(square.mean() for square in squares)) | self.equation.zero_errors}
+
+    @torch.no_grad()
+    def pictures(self) -> dict[str, NDArray[Any]]:
+        """Those of the equation: solution and network, where space and time make a plane."""
+        return self.equation.pictures(self.model)
 
     def _errors(self, batch: Batch) -> tuple[Tensor, Tensor]:
         mse_u = (self.model(batch.boundary).double() - batch.solution).square().mean()
@@ -110,15 +113,6 @@ class BurgersProblem(Problem):
     def _interior(self, count: int, random: torch.Generator | None = None) -> tuple[Tensor, Tensor]:
         points = uniform_points(count, self.equation.dimensions, random).to(self.task.dtype)
         return points, self.equation.forcing(points)
-
-
-class SineWaveProblem(BurgersProblem):
-    """With pictures: space and time make a plane."""
-
-    @torch.no_grad()
-    def pictures(self) -> dict[str, NDArray[Any]]:
-        """Arrays x and t, and the images exact and predicted over (x, t)."""
-        return dict(SineWave(self.task.viscosity, self.task.dtype, grid=(100, 60)).pictures(self.model))
 
 
 def burgers_residual(viscosity: float, u: Callable[[Tensor], Tensor], point: Tensor, forcing: Tensor) -> Tensor:
@@ -217,11 +211,7 @@ class Burgers2d(Burgers):
 
     def equation(self, seed: int) -> Equation:
         """The one of Cole and Hopf."""
-        return SineWave(self.viscosity, self.dtype, grid=(64, 40))
-
-    def start(self, seed: int) -> BurgersProblem:
-        """With pictures."""
-        return SineWaveProblem(self, seed)
+        return SineWave(self.viscosity, self.dtype)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -22,7 +22,8 @@ from ..jobs import Race
 from ..methods import DESCENTS
 from ..optimizers import build
 from ..results import Record
-from .problems import BASES, PROBLEMS, Case, Problem, random
+from ..tasks.domains import generator as random
+from .problems import BASES, PROBLEMS, Case, Problem
 from .race import counters, entries, gradient_seconds, prepared
 
 SIZES = {

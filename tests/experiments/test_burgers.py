@@ -11,9 +11,8 @@ from torch import Tensor
 
 from experiments.solutions import cole_hopf
 from experiments.tasks.burgers import Burgers2d, Burgers2dFixed, Burgers100d, BurgersNd
+from experiments.tasks.domains import Product, boundary_points, generator, uniform_points
 from experiments.tasks.pinn import Network, Operator
-from experiments.tasks.points import boundary_points, generator, uniform_points
-from experiments.tasks.product import Product
 
 NU = 0.01 / math.pi
 TASKS = (Burgers2d, Burgers2dFixed, Burgers100d, BurgersNd)
