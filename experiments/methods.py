@@ -266,11 +266,10 @@ def for_equations() -> Iterator[Method]:
     yield Method("levenberg-marquardt", "torch-levenberg-marquardt", solve=levenberg_marquardt, needs=(PACKAGE,))
 
 
-def anderson_methods(wrapper: Wrapper = Anderson, *, closure: bool = False) -> Iterator[Method]:
-    """Anderson on each base, or another ``wrapper`` in its place; it sees losses if ``closure``."""
-    loop = loops.with_closure if closure else loops.stepwise
+def anderson_methods(wrapper: Wrapper = Anderson) -> Iterator[Method]:
+    """Anderson on each base, or another ``wrapper`` in its place."""
     for base, label in LABELS.items():
-        descend = partial(loop, base, wrapper)
+        descend = partial(loops.stepwise, base, wrapper)
         yield Method(f"anderson-{base}", f"Anderson({label})", "ours", descend=descend, base=base)
 
 
@@ -296,6 +295,6 @@ DESCENTS = {name: method for name, method in REGISTRY.items() if method.descend 
 """Those for whole batches."""
 
 
-def wrapped_in(wrapper: Wrapper, *, closure: bool = False) -> dict[str, Method]:
+def wrapped_in(wrapper: Wrapper) -> dict[str, Method]:
     """Those for whole batches with another ``wrapper`` in the place of ``Anderson``, or with other options of it."""
-    return DESCENTS | {method.name: method for method in anderson_methods(wrapper, closure=closure)}
+    return DESCENTS | {method.name: method for method in anderson_methods(wrapper)}
