@@ -159,10 +159,12 @@ class Run(Study):
     def page(self, console: Console) -> None:
         """Print how the methods compare, and make the page."""
         from .arguments import task_names
-        from .overview import show_comparison, show_report
+        from .overview import show_comparison
+        from .page import show_page
+        from .report import build_report
 
         show_comparison(console, self.folder, task_names(self.tasks))
-        show_report(console, self.folder, self.out)
+        show_page(console, build_report, self.folder, self.out or self.folder)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -206,9 +208,10 @@ class LargeBatch(Study):
 
     def page(self, console: Console) -> None:
         """Make the page from existing runs."""
-        from .large_batch_page import show_page
+        from .large_batch_page import build_page
+        from .page import show_page
 
-        show_page(console, self.results, self.out or self.results)
+        show_page(console, build_page, self.results, self.out or self.results)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -233,9 +236,10 @@ class WholeBatch(Study):
 
     def page(self, console: Console) -> None:
         """Make the page from existing runs."""
-        from .whole_batch.page import show_page
+        from .page import show_page
+        from .whole_batch.page import build_page
 
-        show_page(console, self.results, self.out)
+        show_page(console, build_page, self.results, self.out)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -349,11 +353,12 @@ class Report:
     def __call__(self, console: Console) -> int:
         """Carry it out; returns the exit code."""
         from .arguments import BadInput
-        from .overview import show_report
+        from .page import show_page
+        from .report import build_report
 
         if not self.folder.is_dir():
             raise BadInput(f"No folder {self.folder}. Give one that `python -m experiments run` wrote to.")
-        show_report(console, self.folder, self.out)
+        show_page(console, build_report, self.folder, self.out or self.folder)
         return OK
 
 

@@ -5,11 +5,10 @@ from pathlib import Path
 
 from rich.console import Console
 
-from .arguments import BadInput
 from .methods import METHODS
-from .results import check_writable, load_runs
+from .results import load_runs
 from .runner import Spec
-from .screen import complain, show_table, tell
+from .screen import show_table
 from .studies import STUDIES
 from .tasks import TASKS
 
@@ -41,24 +40,10 @@ def short(names: Sequence[str], total: int) -> str:
 def show_comparison(console: Console, results: Path, tasks: Collection[str]) -> None:
     """A table for each of the tasks: how its methods ended."""
     from .comparison import collect
-    from .page import comparison_text
+    from .tables import comparison_text
 
     for comparison in collect(load_runs(results)[0])[0]:
         if comparison.task in tasks:
             table = comparison_text(comparison)
-            rows = [[cell.text for cell in row[:SHOWN]] for row in table.rows]
+            rows = [row[:SHOWN] for row in table.texts]
             show_table(console, f"{comparison.title} (mean ± 95 % confidence)", table.headers[:SHOWN], rows)
-
-
-def show_report(console: Console, results: Path, out: Path | None = None) -> None:
-    """Make the page; report what could not be read, and where the page is."""
-    from .report import NothingToReport, build_report
-
-    check_writable(out or results)
-    try:
-        made = build_report(results, out)
-    except NothingToReport as problem:
-        raise BadInput(str(problem)) from problem
-    for message in made.problems:
-        complain(message)
-    tell(console, f"Page: {made.html.resolve()}")

@@ -17,7 +17,7 @@ from torch import Tensor, optim
 
 from experiments.benchmarks.common import command
 from experiments.benchmarks.problems import LeastSquares
-from experiments.benchmarks.report import header, table
+from experiments.text import header, table
 from torch_anderson import Anderson
 
 STEPS = 1000

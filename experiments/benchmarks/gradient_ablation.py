@@ -15,9 +15,9 @@ from statistics import geometric_mean
 from typing import Any
 
 from experiments.benchmarks.common import changed, chosen, command
-from experiments.benchmarks.report import header, table
 from experiments.methods import DESCENTS, Method, wrapped_in
 from experiments.results import Record
+from experiments.text import header, table
 from experiments.whole_batch.problems import BASES, PROBLEMS
 from experiments.whole_batch.race import Entry, entries, run
 from experiments.whole_batch.scores import LBFGS, Scores, end, gradients_to, stable

@@ -26,8 +26,8 @@ from torch.multiprocessing.spawn import start_processes
 from torch.nn.parallel import DistributedDataParallel
 
 from experiments.benchmarks.common import accepted, chosen, command, ratio, take_turns
-from experiments.benchmarks.report import header, table
 from experiments.resnet import resnet50
+from experiments.text import header, table
 from torch_anderson import Anderson, MovingAverage, Storage
 
 COLUMNS = ["ResNet-50, 2 processes", "measured", "limit", "unit", "accepted", "s/step", "s/step base"]

@@ -32,7 +32,7 @@ from tyro.conf import UseAppendAction, arg
 
 from experiments.benchmarks.common import chosen, command
 from experiments.benchmarks.problems import PROBLEMS, Problem, noisy_least_squares
-from experiments.benchmarks.report import header, table
+from experiments.text import header, table
 from torch_anderson import Anderson, MovingAverage, Storage
 
 MARK_ABOVE = 1.05

@@ -14,8 +14,8 @@ from torch.nn.functional import mse_loss
 from torch.optim import Adam
 
 from experiments.benchmarks.common import command
-from experiments.benchmarks.report import header, table
 from experiments.networks import perceptron
+from experiments.text import header, table
 from torch_anderson import GaussNewton, Objective, Term
 
 RUNS = [(True, 30), (True, 200), (False, 200), (False, 2000)]

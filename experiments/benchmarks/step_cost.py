@@ -21,10 +21,10 @@ from torch import nn
 from torch.optim import SGD, Adam, Optimizer
 
 from experiments.benchmarks.common import accepted, command, difference, jumps, ratio, take_turns, threads, timed
-from experiments.benchmarks.report import header, table
 from experiments.networks import perceptron
 from experiments.optimizers import accelerate
 from experiments.resnet import resnet50
+from experiments.text import header, table
 from torch_anderson import Anderson, MovingAverage
 
 COLUMNS = ["step", "measured", "limit", "unit", "jumps", "accepted", "reference"]

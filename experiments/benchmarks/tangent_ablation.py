@@ -17,9 +17,9 @@ import torch
 from tyro.conf import Positional
 
 from experiments.benchmarks.common import Change, changed, chosen, command
-from experiments.benchmarks.report import header, table
 from experiments.equations import problems
 from experiments.equations.case import Case
+from experiments.text import header, table
 from torch_anderson import GaussNewton, Objective
 from torch_anderson._gauss_newton import driver, jump, retained, state
 

@@ -19,9 +19,9 @@ import torch
 from torch.optim import Adam
 
 from experiments.benchmarks.common import Change, changed, command, timed
-from experiments.benchmarks.report import header, table
 from experiments.equations.case import network
 from experiments.equations.problems import burgers
+from experiments.text import header, table
 from torch_anderson import GaussNewton, Objective
 from torch_anderson._gauss_newton import plan, rows
 

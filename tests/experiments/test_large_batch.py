@@ -12,7 +12,7 @@ from fake_results import write_run
 
 from experiments import large_batch as study
 from experiments.large_batch_page import build_page
-from experiments.report import NothingToReport
+from experiments.page import NothingToReport
 from experiments.results import Run
 
 WIGGLE = (0.0, 0.01, 0.02)

@@ -11,10 +11,11 @@ from fake_results import write_run
 
 from experiments.benchmarks.time_to_target import calibration
 from experiments.benchmarks.time_to_target.field import BASE, SETTINGS, entrants, rates, tuning_specs
-from experiments.benchmarks.time_to_target.scores import COST, TIME, profile, reach, scores
+from experiments.benchmarks.time_to_target.scores import COST, TIME, reach, scores
 from experiments.benchmarks.time_to_target.tables import reached_text
 from experiments.benchmarks.time_to_target.tuning import NotTuned, race_spec, tuned
 from experiments.results import load_run
+from experiments.statistics import profile
 
 ROOT = Path(__file__).parents[2]
 METRIC = "validation_loss"

@@ -15,8 +15,7 @@ from experiments.whole_batch.batches import JUDGED, STEPS, Batched, Ending, batc
 from experiments.whole_batch.page import build_page, ratio_table
 from experiments.whole_batch.problems import PROBLEMS
 from experiments.whole_batch.race import Entry
-from experiments.whole_batch.ratios import by_batch
-from experiments.whole_batch.scores import Scores, gradient_ratio, loss_ratio, stable
+from experiments.whole_batch.scores import Scores, by_batch, gradient_ratio, loss_ratio, stable
 
 
 def fake(problem, method, rate, seed, losses, **more):

@@ -19,7 +19,7 @@ from .estimates import MACHINES
 from .figure import draw_memory
 from .models import MODELS
 from .page import LARGEST, write_page
-from .rows import all_rows
+from .tables import all_rows
 
 FOLDER = Path(__file__).parents[3] / "docs/results/scaling"
 

@@ -11,15 +11,16 @@ from rich.console import Console
 
 from experiments.arguments import BadInput, available, chosen
 from experiments.jobs import unfinished
+from experiments.page import write_page
 from experiments.progress import estimate_one
-from experiments.results import Run, check_writable, load_run, write_bytes
+from experiments.results import Run, check_writable, load_run
 from experiments.runner import Spec
 from experiments.screen import duration, show_table, tell
 
 from .calibration import calibration, settings
 from .field import BASE, SETTINGS, TUNING_SEEDS, entrants, missing_data, scaled, tuning_specs
-from .figure import PANELS, draw_profile, to_target
-from .scores import scores
+from .figure import PANELS, draw_profile
+from .scores import scores, to_target
 from .tables import TERMINAL, report, terminal_row
 from .tuning import NotTuned, Tuned, race_spec, tuned
 
@@ -146,12 +147,11 @@ def show_page(console: Console, race: Race, out: Path, command: str) -> None:
     for task, rows in found.items():
         show_table(console, task, TERMINAL, [terminal_row(each) for each in rows])
     every = [each for methods in runs.values() for by_seed in methods.values() for each in by_seed.values()]
-    draw_profile(runs).savefig(out / "profile.png", dpi=150)
-    write_bytes(out / "runs.csv", pd.DataFrame([numbers(each) for each in every]).to_csv(index=False).encode())
     costs = {unit: to_target(runs, unit) for unit in PANELS}
-    page = report(found, every, race.tuned, race.calibrated, command, costs)
-    write_bytes(out / "README.md", page.encode())
-    tell(console, f"Page: {(out / 'README.md').resolve()}")
+    parts = report(found, every, race.tuned, race.calibrated, command, costs)
+    frames = {"runs": pd.DataFrame([numbers(each) for each in every])}
+    page = write_page(out, parts, {"profile": draw_profile(runs)}, frames)
+    tell(console, f"Page: {page.resolve()}")
 
 
 def numbers(run: Run) -> dict[str, object]:

@@ -4,12 +4,12 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from statistics import geometric_mean, median
 from typing import Any
 
 from experiments.results import Run, load_run
 from experiments.runner import Spec
 from experiments.screen import UserError
+from experiments.statistics import geometric_mean, median
 
 from .field import BASE, metric, scaled, tuning_specs
 
