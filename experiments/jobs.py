@@ -172,6 +172,12 @@ def _identities(kind: type[Race], path: Path, stamp: tuple[int, int]) -> frozens
     return frozenset(map(kind.key, load_lines(path, kind.kinds())[0]))
 
 
+def counters(optimizer: Any) -> dict[str, float]:
+    """The counts of ``Anderson`` or ``GaussNewton``; empty for other optimizers."""
+    counts = optimizer.stats.as_dict() if hasattr(optimizer, "stats") else {}
+    return {name: float(value) for name, value in counts.items() if value}
+
+
 J = TypeVar("J", bound=Job)
 
 

@@ -14,7 +14,7 @@ from torch.optim import Adam
 from torch_anderson import GaussNewton, Objective
 
 from ..arguments import BadInput, available, chosen
-from ..jobs import ARRAYS, Race
+from ..jobs import ARRAYS, Race, counters
 from ..methods import SOLVERS, Method
 from ..optimizers import missing
 from ..results import Record
@@ -121,13 +121,8 @@ def run(entry: Entry) -> Record:
         clock = Clock(case, entry.seconds, pictures=problem.picture is not None)
         with suppress(Spent):
             method.solve(clock, entry.rate or 0.0)
-        packages = {name: version(distribution(name)) for name in (*problem.needs, *method.needs)}
+        packages = {name: version(name.replace("_", "-")) for name in (*problem.needs, *method.needs)}
         return entry.identity | measured(clock) | {"packages": packages, ARRAYS: clock.pictures}
-
-
-def distribution(module: str) -> str:
-    """The name under which a package is installed."""
-    return module.replace("_", "-")
 
 
 def measured(clock: Clock) -> Record:
@@ -141,10 +136,3 @@ def measured(clock: Clock) -> Record:
         "weights": sum(parameter.numel() for parameter in clock.case.model.parameters()),
         "stats": counters(clock.optimizer),
     }
-
-
-def counters(optimizer: Any) -> dict[str, float]:
-    """The counts of ``GaussNewton``; empty for other optimizers."""
-    if not hasattr(optimizer, "stats"):
-        return {}
-    return {name: float(value) for name, value in optimizer.stats.as_dict().items() if value}

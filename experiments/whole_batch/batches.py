@@ -18,13 +18,13 @@ import torch_anderson
 
 from ..arguments import available, chosen
 from ..data import MissingData
-from ..jobs import Race
+from ..jobs import Race, counters
 from ..methods import DESCENTS
 from ..optimizers import build
 from ..results import Record
 from ..tasks.domains import generator as random
 from .problems import BASES, PROBLEMS, Case, Problem
-from .race import counters, entries, gradient_seconds, prepared
+from .race import entries, gradient_seconds, prepared
 
 SIZES = {
     "softmax": (None, 1024, 512, 256, 128, 64, 32),

@@ -10,7 +10,7 @@ from typing import Any, ClassVar
 
 import torch
 
-from ..jobs import Race
+from ..jobs import Race, counters
 from ..methods import DESCENTS, Method
 from ..optimizers import build
 from ..results import Record
@@ -96,13 +96,6 @@ def measured(meter: Meter) -> Record:
         "optimum": meter.case.optimum,
         "stats": counters(meter.optimizer),
     }
-
-
-def counters(optimizer: Any) -> dict[str, float]:
-    """The counts of ``Anderson``, or of a prototype that keeps them in a dictionary; empty for other optimizers."""
-    if hasattr(optimizer, "stats"):
-        return {name: float(value) for name, value in optimizer.stats.as_dict().items() if value}
-    return {name: float(value) for name, value in getattr(optimizer, "count", {}).items() if value}
 
 
 @cache

@@ -7,7 +7,7 @@ from experiments.data import MissingData
 from experiments.methods import METHODS
 from experiments.runner import Spec, named
 from experiments.tasks import TASKS
-from experiments.tune import FACTORS
+from experiments.tune import rates
 
 BASE = "base-tuned"
 """The method that all others are compared with."""
@@ -69,18 +69,13 @@ def metric(task: str) -> str:
     return "relative_l2" if TASKS[task].pinn else TASKS[task].metric
 
 
-def rates(task: str) -> list[float]:
-    """The learning rates that every method tries."""
-    centre = Spec(task, BASE, 0, overrides=SETTINGS[task]).resolve().learning_rate
-    return [float(f"{centre * factor:.3g}") for factor in FACTORS]
-
-
 def tuning_specs(task: str, methods: Iterable[str], settings: Mapping[str, Any]) -> list[Spec]:
     """Tuning runs, equal for all methods. Those at one rate follow each other, which makes their times comparable."""
+    centre = Spec(task, BASE, 0, overrides=SETTINGS[task]).resolve().learning_rate
     return [
         Spec(task, method, seed, overrides={**settings, "learning_rate": rate})
         for seed in TUNING_SEEDS
-        for rate in rates(task)
+        for rate in rates(centre)
         for method in methods
     ]
 
