@@ -9,7 +9,7 @@ from types import NoneType, UnionType
 from typing import Any, TypeVar, Union, get_args, get_origin, get_type_hints
 
 from .methods import METHODS
-from .runner import Spec, UnknownName, named
+from .runner import Spec, named
 from .screen import UserError, complain
 from .studies import STUDIES
 from .task import Task
@@ -52,18 +52,14 @@ def parse_value(kind: Any, text: str) -> Any:
     (0.001, None)
     """
     if get_origin(kind) in (Union, UnionType):
-        return _parse_optional(get_args(kind), text)
+        if NoneType in get_args(kind) and text.lower() == "none":
+            return None
+        return parse_value(next(each for each in get_args(kind) if each is not NoneType), text)
     if get_origin(kind) is tuple:
         return tuple(parse_value(get_args(kind)[0], part) for part in text.strip("()").split(",") if part)
     if kind is bool:
         return BOOLEANS[text.lower()]
     return kind(text)
-
-
-def _parse_optional(kinds: Sequence[Any], text: str) -> Any:
-    if NoneType in kinds and text.lower() == "none":
-        return None
-    return parse_value(next(kind for kind in kinds if kind is not NoneType), text)
 
 
 def parse_setting(task: type[Task], name: str, text: str) -> Any:
@@ -165,8 +161,6 @@ def fits(spec: Spec) -> bool:
     """Whether the method applies to the task; raises ``BadInput`` for settings that the task refuses."""
     try:
         task = spec.resolve()
-    except UnknownName:
-        raise
     except ValueError as error:
-        raise BadInput(str(error)) from error
+        raise error if isinstance(error, UserError) else BadInput(str(error)) from error
     return METHODS[spec.method].applies(task)

@@ -100,9 +100,17 @@ class Spec(Job):
         numbers = {"metric": metric, "final": summary["final"].get(metric)}
         return Outcome(self, summary["status"], numbers, summary["seconds"])
 
-    def estimate(self, budget: float) -> float:
-        """Estimated seconds."""
-        return estimate_seconds(self, budget)
+    def estimate(self, budget: float = 0.4) -> float:
+        """Estimated processor seconds, from the first steps; takes about ``budget`` seconds."""
+        with isolated():
+            training = Training(self.resolve(), METHODS[self.method], self.seed, self.rate)
+            for _ in range(2):
+                training.advance()
+            first, started = training.step, time.process_time()
+            while time.process_time() - started < budget and not training.outcome:
+                training.advance()
+            spent = time.process_time() - started
+        return spent * training.task.steps / max(training.step - first, 1)
 
     def resolve(self) -> Task:
         """The task with all its settings; raises ``UnknownName``, or ``ValueError`` for a wrong value."""
@@ -245,10 +253,13 @@ def train(training: Training, folder: Path, config: Mapping[str, Any], checkpoin
         now = time.monotonic()
         if now - told >= PROGRESS_EVERY:
             told = now
-            show_progress(training, folder)
+            sign = {"step": training.step, "steps": training.task.steps, "seconds": training.seconds}
+            write_json(folder / PROGRESS, sign | {"loss": training.rows[-1]["loss"]})
         if now - saved >= checkpoint_every:
             saved = now
-            save_checkpoint(training, folder, config)
+            buffer = io.BytesIO()
+            torch.save(training.state_dict() | {"identity": identity(config)}, buffer)
+            write_bytes(folder / CHECKPOINT, buffer.getvalue())
 
 
 def finish(training: Training, folder: Path, config: Mapping[str, Any]) -> None:
@@ -275,19 +286,6 @@ def resume(training: Training, folder: Path, config: Mapping[str, Any]) -> None:
     except Exception as error:  # there is no end to what unpickling and loading may raise
         message = str(error).partition("\n")[0]  # without the advice to programmers that PyTorch appends
         raise DamagedRun(f"{path}: cannot be resumed ({type(error).__name__}: {message})") from error
-
-
-def save_checkpoint(training: Training, folder: Path, config: Mapping[str, Any]) -> None:
-    """Keep what ``resume`` needs."""
-    buffer = io.BytesIO()
-    torch.save(training.state_dict() | {"identity": identity(config)}, buffer)
-    write_bytes(folder / CHECKPOINT, buffer.getvalue())
-
-
-def show_progress(training: Training, folder: Path) -> None:
-    """A sign of life for whoever watches the folder."""
-    row = {"step": training.step, "steps": training.task.steps, "seconds": training.seconds}
-    write_json(folder / PROGRESS, row | {"loss": training.rows[-1]["loss"]})
 
 
 def describe(spec: Spec, task: Task) -> dict[str, Any]:
@@ -327,20 +325,6 @@ def check_same(folder: Path, config: Mapping[str, Any]) -> None:
 def defaults(task: str) -> dict[str, Any]:
     """The settings of a task that have a default."""
     return {setting.name: setting.default for setting in fields(TASKS[task]) if setting.default is not MISSING}
-
-
-def estimate_seconds(spec: Spec, budget: float = 0.4) -> float:
-    """Estimated processor seconds of a run, from its first steps; takes about ``budget`` seconds."""
-    task, method = spec.resolve(), METHODS[spec.method]
-    with isolated():
-        training = Training(task, method, spec.seed, spec.rate)
-        for _ in range(2):
-            training.advance()
-        first, started = training.step, time.process_time()
-        while time.process_time() - started < budget and not training.outcome:
-            training.advance()
-        spent = time.process_time() - started
-    return spent * task.steps / max(training.step - first, 1)
 
 
 @contextmanager

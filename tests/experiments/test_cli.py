@@ -171,7 +171,7 @@ def test_a_damaged_run_is_named_in_a_line_and_the_others_are_made(tmp_path, caps
 
 
 def test_a_damaged_sign_of_life_stops_no_estimate_and_no_bar(tmp_path, capsys, monkeypatch):
-    monkeypatch.setattr(runner, "estimate_seconds", lambda spec, budget: 100.0)
+    monkeypatch.setattr(runner.Spec, "estimate", lambda spec, budget: 100.0)
     spec = Spec("diabetes", "base", 0, overrides={"steps": 20})
     folder = spec.folder(tmp_path)
     folder.mkdir(parents=True)
@@ -200,7 +200,7 @@ def test_missing_packages_are_told_with_the_remedy(monkeypatch):
 
 
 def test_estimate_counts_what_is_left(tmp_path, monkeypatch, capsys):
-    monkeypatch.setattr(runner, "estimate_seconds", lambda spec, budget: 100.0)
+    monkeypatch.setattr(runner.Spec, "estimate", lambda spec, budget: 100.0)
     words = ["run", "diabetes", "--method", "base", "anderson", "--set", "steps=20", "--results", str(tmp_path)]
     assert main([*words, "--seeds", "0", "--jobs", "1"]) == 0
     half_done = Spec("diabetes", "base", 1, overrides={"steps": 20}).folder(tmp_path)
@@ -217,7 +217,7 @@ def test_an_estimate_says_once_what_data_are_missing(tmp_path, monkeypatch, caps
     def missing(spec, budget):
         raise MissingData("not here")
 
-    monkeypatch.setattr(runner, "estimate_seconds", missing)
+    monkeypatch.setattr(runner.Spec, "estimate", missing)
     words = ["run", "diabetes", "--method", "base", "anderson", "--results", str(tmp_path), "--seeds", "0:2"]
     assert main([*words, "--dry-run"]) == 0
     captured = capsys.readouterr()

@@ -146,7 +146,7 @@ def test_the_command_says_how_long_it_takes_before_it_starts(capsys, monkeypatch
     from experiments.cli import main
 
     monkeypatch.setattr(study, "load_cifar10", lambda: None)
-    monkeypatch.setattr(runner, "estimate_seconds", lambda spec, budget: 60.0)
+    monkeypatch.setattr(runner.Spec, "estimate", lambda spec, budget: 60.0)
     assert main(["large-batch", "--dry-run", "--jobs", "1", "--results", str(tmp_path)]) == 0
     out = capsys.readouterr().out
     assert "75 runs" in out and "1 h 15 min on one core" in out

@@ -13,7 +13,7 @@ from torch.optim.lr_scheduler import LambdaLR
 from experiments import tuning
 from experiments.methods import METHODS, Method, base
 from experiments.results import DamagedRun, load_run, load_runs
-from experiments.runner import OtherSettings, Spec, Training, UnknownName, estimate_seconds, isolated, run
+from experiments.runner import OtherSettings, Spec, Training, UnknownName, isolated, run
 from experiments.tasks import TASKS
 from experiments.trainers import Trainer
 
@@ -230,7 +230,7 @@ def test_tensorboard_has_the_metrics(tmp_path):
 def test_the_estimate_is_of_the_right_order(tmp_path):
     spec = small("digits", steps=1_000)
     seconds = load_run(run(spec, tmp_path)).summary["cpu_seconds"]  # not those that other processes take
-    assert seconds / 5 < estimate_seconds(spec) < seconds * 5
+    assert seconds / 5 < spec.estimate() < seconds * 5
 
 
 @pytest.mark.parametrize("name", ["config.json", "metrics.jsonl", "summary.json"])

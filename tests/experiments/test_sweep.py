@@ -29,10 +29,13 @@ from experiments.results import (
     alone_in,
     check_writable,
     load_runs,
+    packed,
     read_record,
+    unpack,
 )
 from experiments.runner import OtherSettings, Spec, Training, describe, run, train
 from experiments.sweep import ERROR, sweep
+from experiments.whole_batch.race import Entry
 
 SPECS = [Spec("diabetes", method, seed, overrides={"steps": 60}) for seed in (0, 1) for method in ("base", "anderson")]
 LONG = [replace(spec, overrides={"steps": 1000}) for spec in SPECS[:2]]
@@ -312,3 +315,17 @@ def test_cluster_gives_bitwise_the_same_and_the_files_come_back(tmp_path, schedu
     assert kept == {CONFIG, METRICS, SUMMARY}
     again = sweep(SPECS, tmp_path / "cluster", scheduler=scheduler)
     assert all(outcome.done_before for outcome in again)
+    races = [Entry("least-squares", "sgd", rate, 0) for rate in (0.01, 0.03)]
+    assert not any(outcome.failed for outcome in sweep(races, tmp_path / "races", scheduler=scheduler))
+    assert {record["rate"] for record in Entry.load(tmp_path / "races")[0]} == {0.01, 0.03}
+
+
+def test_files_from_another_machine_are_added_to_those_that_are_there(tmp_path):
+    here, there = tmp_path / "here", tmp_path / "there"
+    races = [Entry("least-squares", "sgd", rate, 0) for rate in (0.01, 0.03)]
+    sweep([SPECS[0], races[0]], here)
+    (SPECS[0].folder(here) / PROGRESS).write_text("{}")
+    sweep([SPECS[0], races[1]], there)
+    unpack(packed(there), here)
+    assert {path.name for path in SPECS[0].folder(here).iterdir()} == {CONFIG, METRICS, SUMMARY}
+    assert all(job.is_done(here) for job in (SPECS[0], *races))
