@@ -6,6 +6,7 @@ python -m experiments.benchmarks.accuracy --seeds 3       fewer problems of each
 
 from collections.abc import Callable
 from functools import partial
+from itertools import product
 from math import inf, isfinite
 from statistics import geometric_mean
 from typing import Any
@@ -13,10 +14,11 @@ from typing import Any
 import numpy as np
 import torch
 from scipy.sparse.linalg import gmres
-from torch import Tensor, optim
+from torch import Tensor, nn, optim
 
 from experiments.benchmarks.common import command
 from experiments.benchmarks.problems import LeastSquares
+from experiments.optimizers import LABELS, build
 from experiments.text import header, table
 from torch_anderson import Anderson
 
@@ -53,7 +55,7 @@ def exactness(seeds: range) -> list[list[object]]:
         name = f"least-squares residual / optimum - 1, {str(dtype).removeprefix('torch.')}, condition {condition:.0e}"
         measures.append((name, partial(excess_residual, dtype=dtype, condition=condition), limit))
     rows: list[list[object]] = [
-        ["relative error of SGD alone", _worst(seeds, lambda seed: error(seed, "SGD", 0.0, None)), "", ""],
+        ["relative error of SGD alone", _worst(seeds, lambda seed: error(seed, "sgd", 0.0, None)), "", ""],
         ["the same with Anderson as in the textbook, solved by SVD", _worst(seeds, textbook_error), "", "1e-10"],
     ]
     return [*rows, *(_exactness_row(seeds, *each) for each in measures)]
@@ -71,7 +73,7 @@ def _worst(seeds: range, measure: Callable[[int], float]) -> str:
 
 def every_step_error(seed: int, regularization: float) -> float:
     """Relative error of SGD with an acceleration at every step."""
-    return error(seed, "SGD", 0.0, _unguarded(regularization) | {"period": 1})
+    return error(seed, "sgd", 0.0, _unguarded(regularization) | {"period": 1})
 
 
 def _unguarded(regularization: float) -> Settings:
@@ -190,33 +192,29 @@ def gradient(problem: LeastSquares, x: Tensor) -> Tensor:
     return problem.A.T @ (problem.A @ x - problem.b)
 
 
-BASES: dict[str, Callable[[list[Tensor], float], optim.Optimizer]] = {
-    "SGD": lambda params, curvature: optim.SGD(params, lr=1 / curvature),
-    "Nesterov": lambda params, curvature: optim.SGD(params, lr=0.3 / curvature, momentum=0.9, nesterov=True),
-    "Adam": lambda params, curvature: optim.Adam(params, lr=0.02),
+RATES: dict[str, Callable[[float], float]] = {
+    "sgd": lambda curvature: 1 / curvature,
+    "nesterov": lambda curvature: 0.3 / curvature,
+    "adam": lambda curvature: 0.02,
 }
+"""Learning rates of the bases."""
 
 
 def training(seeds: range) -> list[list[object]]:
     """Rows of the second table."""
     rows: list[list[object]] = []
-    for noise in (0.0, 0.1):
-        for base in BASES:
-            cells = [_cell(seeds, base, noise, options) for options in METHODS.values()]
-            rows.append([f"{noise:g}, {base}", *cells])
+    for noise, base in product((0.0, 0.1), RATES):
+        errors = [[error(seed, base, noise, options) for seed in seeds] for options in METHODS.values()]
+        cells = [f"{geometric_mean(each):.1e}" if max(each) < DIVERGED else "diverged" for each in errors]
+        rows.append([f"{noise:g}, {LABELS[base]}", *cells])
     return rows
-
-
-def _cell(seeds: range, base: str, noise: float, options: Settings | None) -> str:
-    errors = [error(seed, base, noise, options) for seed in seeds]
-    return f"{geometric_mean(errors):.1e}" if max(errors) < DIVERGED else "diverged"
 
 
 def error(seed: int, base: str, noise: float, options: Settings | None) -> float:
     """Relative error after 1,000 steps from 0; that of the base alone without options."""
     problem = LeastSquares.of(seed, noise)
-    x = torch.zeros(200, dtype=torch.float64, requires_grad=True)
-    optimizer = BASES[base]([x], problem.curvature)
+    x = nn.Parameter(torch.zeros(200, dtype=torch.float64))
+    optimizer = build(base, [x], RATES[base](problem.curvature))
     if options is not None:
         optimizer = Anderson(optimizer, history_size=HISTORY, **options)
     for step in range(STEPS):

@@ -16,9 +16,7 @@ did harm, or led sooner to where the base ends.
 """
 
 import ast
-import csv
 import math
-import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -94,7 +92,6 @@ class Run(NamedTuple):
 
     initial: float
     final: float
-    seconds: float
     stats: dict[str, Any]
 
     @property
@@ -128,10 +125,9 @@ def train(case: Case, rate: float, options: Options | None = None) -> Run:
     """One run of the base alone, or of the base wrapped with the given options."""
     torch.set_num_threads(1)
     problem = PROBLEMS[case.problem](case.seed, matrices_only=BASES[case.optimizer].matrices_only)
-    initial, start = problem.full_loss(), time.perf_counter()
+    initial = problem.full_loss()
     *_, optimizer = steps(problem, case.optimizer, rate, options)
-    seconds = time.perf_counter() - start
-    return Run(initial, problem.full_loss(), seconds, {} if options is None else optimizer.stats.as_dict())
+    return Run(initial, problem.full_loss(), {} if options is None else optimizer.stats.as_dict())
 
 
 def geometric_mean(values: Iterable[float]) -> float:
@@ -185,21 +181,6 @@ def summary(variant: str, cells: Cells) -> str:
         f"{variant}: worst {cells[worst]:.3f} ({' on '.join(worst)}), "
         f"{marked} of {len(cells)} above {MARK_ABOVE}, geometric mean {mean:.3f}"
     )
-
-
-def write_csv(path: str, runs: Runs) -> None:
-    """One row per run; the base's rows have the variant "base"."""
-    rows = [
-        {"variant": name or "base", **case._asdict(), "initial": run.initial, "final": run.final}
-        | {"seconds": round(run.seconds, 3)}
-        | run.stats
-        for (name, case), run in runs.items()
-    ]
-    columns = list(dict.fromkeys(key for row in rows for key in row))
-    with open(path, "w", newline="") as file:
-        writer = csv.DictWriter(file, columns)
-        writer.writeheader()
-        writer.writerows(rows)
 
 
 # The floor of noise, and learning rates
@@ -273,7 +254,6 @@ def main(
     problems: tuple[str, ...] = (),
     seeds: tuple[int, ...] = (0, 1, 2, 3, 4),
     jobs: int = 1,
-    out: str | None = None,
     floor: bool = False,
     tune: bool = False,
 ) -> None:
@@ -286,7 +266,6 @@ def main(
         problems: Names; default: all.
         seeds: A run for each.
         jobs: Processes, of one thread each.
-        out: Write every run to this file, as CSV.
         floor: Losses on noisy least squares over many steps.
         tune: Print the best learning rates of the base alone.
     """
@@ -302,8 +281,6 @@ def main(
         return
     options = {text or "defaults": parse_options(text) for text in variants or [""]}
     runs = compare([Case(*each) for each in product(names, where, seeds)], options, jobs)
-    if out:
-        write_csv(out, runs)
     cells = {variant: ratios(runs, variant, against) for variant in options}
     for variant in options:
         print(f"\n{variant}\n\n{comparison_table(cells[variant], runs, variant)}")
