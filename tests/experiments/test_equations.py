@@ -9,8 +9,8 @@ import torch
 from torch.func import vmap
 
 from experiments import solutions
-from experiments.equations import command, surrogates
 from experiments.equations import problems as eq
+from experiments.equations import race, surrogates
 from experiments.equations.problems import PROBLEMS
 from experiments.equations.race import Entry
 from experiments.methods import SOLVERS
@@ -184,8 +184,8 @@ def test_the_real_data_are_what_they_should_be(name):
 
 def test_a_missing_package_leaves_its_problem_out_with_a_message(monkeypatch, capsys):
     monkeypatch.setitem(PROBLEMS, "fluid", replace(PROBLEMS["fluid"], needs=("no_such_module",)))
-    problems, _ = command.available(["fluid", "reaction"], ["adam"])
-    assert [problem.name for problem in problems] == ["reaction"]
+    asked = race.plan(["fluid", "reaction"], ["adam"], [0], 1.0)
+    assert {entry.problem for entry in asked} == {"reaction"}
     message = capsys.readouterr().err
     assert "no_such_module" in message and ".[surrogates]" in message
 
