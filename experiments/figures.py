@@ -95,7 +95,8 @@ def styled(draw: Callable[Arguments, Drawn]) -> Callable[Arguments, Drawn]:
 def panels(
     count: int, columns: int, size: tuple[float, float], room: tuple[float, float], **shared: Any
 ) -> tuple[Figure, list[Axes]]:
-    """A figure with so many axes, row by row; size of each and room for the rest, in inches."""
+    """A figure with so many axes, row by row in at most so many columns; size of each and room around, in inches."""
+    columns = min(columns, count)
     rows = -(-count // columns)
     figure = Figure(figsize=(room[0] + size[0] * columns, room[1] + size[1] * rows), layout="constrained")
     axes = list(figure.subplots(rows, columns, squeeze=False, **shared).flat)

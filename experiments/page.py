@@ -28,7 +28,16 @@ class NothingToReport(BadInput):
 
 
 def document(*parts: str | Table) -> str:
-    """A whole document from paragraphs, headings and tables; empty parts are left out."""
+    """A whole document from paragraphs, headings and tables; prose is wrapped, empty parts are left out.
+
+    >>> print(document("# Title", "", Table(["method", "error"], [["Adam", 0.5]])))
+    # Title
+    <BLANKLINE>
+    | method | error |
+    | --- | --: |
+    | Adam | 0.500 |
+    <BLANKLINE>
+    """
     texts = [part.markdown() if isinstance(part, Table) else part for part in parts]
     paragraphs = [each for text in texts if text for each in text.split("\n\n")]
     return "\n\n".join(each if each.startswith(AS_IT_IS) else wrapped(each) for each in paragraphs) + "\n"

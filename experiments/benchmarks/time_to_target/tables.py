@@ -158,7 +158,8 @@ def tuning_table(found: Tunings) -> Table:
     rows = []
     for task, methods in found.items():
         for method, tuned in methods.items():
-            cells = {rate: f"{rate:g}: {number(score)}" for rate, score in tuned.tried.items()}
+            ends = {rate: number(end) if isfinite(end) else "diverged" for rate, end in tuned.tried.items()}
+            cells = {rate: f"{rate:g}: {end}" for rate, end in ends.items()}
             cells[tuned.rate] = f"**{cells[tuned.rate]}**"
             rows.append([task, METHODS[method].label, tuned.slowness, *cells.values()])
     return Table(["task", "method", "time of a step / base", *["rate: metric"] * len(FACTORS)], rows)
