@@ -1,24 +1,26 @@
 """From command-line arguments to runs. Invalid arguments raise ``BadInput`` or ``UnknownName``."""
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import fields, replace
 from itertools import product
 from pathlib import Path
 from types import NoneType, UnionType
-from typing import Any, Union, get_args, get_origin, get_type_hints
+from typing import Any, TypeVar, Union, get_args, get_origin, get_type_hints
 
 from .methods import METHODS
-from .runner import Spec, UnknownName, named
+from .runner import Spec, named
+from .screen import UserError, complain
 from .studies import STUDIES
 from .task import Task
 from .tasks import TASKS
 
 ALL = "all"
 BOOLEANS = {"true": True, "yes": True, "1": True, "false": False, "no": False, "0": False}
+T = TypeVar("T")
 
 
-class BadInput(ValueError):
+class BadInput(UserError, ValueError):
     """An invalid argument on the command line; the message says what is allowed."""
 
 
@@ -50,18 +52,14 @@ def parse_value(kind: Any, text: str) -> Any:
     (0.001, None)
     """
     if get_origin(kind) in (Union, UnionType):
-        return _parse_optional(get_args(kind), text)
+        if NoneType in get_args(kind) and text.lower() == "none":
+            return None
+        return parse_value(next(each for each in get_args(kind) if each is not NoneType), text)
     if get_origin(kind) is tuple:
         return tuple(parse_value(get_args(kind)[0], part) for part in text.strip("()").split(",") if part)
     if kind is bool:
         return BOOLEANS[text.lower()]
     return kind(text)
-
-
-def _parse_optional(kinds: Sequence[Any], text: str) -> Any:
-    if NoneType in kinds and text.lower() == "none":
-        return None
-    return parse_value(next(kind for kind in kinds if kind is not NoneType), text)
 
 
 def parse_setting(task: type[Task], name: str, text: str) -> Any:
@@ -100,8 +98,7 @@ def variations(
     Settings in ``where_known`` are ignored for tasks that do not have them.
     """
     words = [f"{name}={value}" for name, value in (where_known or {}).items() if name in setting_names(task)]
-    chosen = [split_setting(word) for word in [*words, *settings]]
-    fixed = {name: parse_setting(task, name, value) for name, value in chosen}
+    fixed = {name: parse_setting(task, name, value) for name, value in map(split_setting, [*words, *settings])}
     swept = []
     for name, values in map(split_setting, sweeps):
         swept.append([(name, parse_setting(task, name, value)) for value in values.split(",")])
@@ -110,12 +107,22 @@ def variations(
 
 def task_names(names: Sequence[str]) -> list[str]:
     """The named tasks, each once; raises for unknown names."""
-    chosen = [name for word in names for name in (TASKS if word == ALL else [word])]
-    if not chosen:
+    wanted = list(dict.fromkeys(name for word in names for name in (TASKS if word == ALL else [word])))
+    if not wanted:
         raise BadInput(f"Which task? There are {', '.join(TASKS)}, and {ALL} for all of them.")
-    for name in chosen:
-        Spec(name, "base", 0).resolve()
-    return list(dict.fromkeys(chosen))
+    return [named("task", name, TASKS).name for name in wanted]
+
+
+def chosen(kind: str, names: Sequence[str], table: Mapping[str, T]) -> list[T]:
+    """The named entries of a table, or all of it."""
+    return [named(kind, name, table) for name in names or table]
+
+
+def available(entries: Sequence[T], missing: Callable[[T], str]) -> list[T]:
+    """The entries that can run here; complains about those for which ``missing`` says what they lack."""
+    absent = [missing(entry) for entry in entries]
+    complain(*filter(None, absent))
+    return [entry for entry, message in zip(entries, absent, strict=True) if not message]
 
 
 def study_specs(names: Sequence[str]) -> list[Spec]:
@@ -142,20 +149,18 @@ def specs(
     names = methods or [method.name for method in METHODS.values() if not kinds or method.kind in kinds]
     pairs = [(task, change) for task, changes in variants.items() for change in changes]
     every = [Spec(task, name, 0, profile, change, tensorboard) for task, change in pairs for name in names]
-    chosen = [spec for spec in every if fits(spec)]
+    fitting = [spec for spec in every if fits(spec)]
     for name in methods:
-        if not any(spec.method == name for spec in chosen):
+        if not any(spec.method == name for spec in fitting):
             tasks = ", ".join(variants)
             raise BadInput(f"{name} does not apply to {tasks} with these settings: see `python -m experiments list`.")
-    return [replace(spec, seed=seed) for seed in seeds for spec in chosen]
+    return [replace(spec, seed=seed) for seed in seeds for spec in fitting]
 
 
 def fits(spec: Spec) -> bool:
     """Whether the method applies to the task; raises ``BadInput`` for settings that the task refuses."""
     try:
         task = spec.resolve()
-    except UnknownName:
-        raise
     except ValueError as error:
-        raise BadInput(str(error)) from error
+        raise error if isinstance(error, UserError) else BadInput(str(error)) from error
     return METHODS[spec.method].applies(task)

@@ -1,10 +1,11 @@
-"""The command line: ``python -m experiments`` and a command: list, run, compare, study, large-batch, whole-batch,
-equations, tune or report.
+"""The command line: ``python -m experiments`` and a command; ``COMMANDS`` has all of them.
 
 Modules that take a while to import are imported where they are used, so that ``--help`` answers soon.
 """
 
+import math
 import signal
+import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -16,30 +17,31 @@ try:
     from rich.console import Console
     from tyro.conf import Positional, arg
 
-    from .screen import complain
+    from .screen import UserError, complain
 except ImportError as error:
     raise SystemExit(f'{error}: the experiments need more packages: pip install -e ".[experiments]"') from None
 
 if TYPE_CHECKING:
-    from .attempt import Outcome
+    from .jobs import Job, Outcome
     from .runner import Spec
 
 OK, SOME_FAILED, BAD_INPUT, INTERRUPTED = 0, 1, 2, 130
 SEEDS = {"paper": "0:20", "quick": "0:3"}
+TaskNames = Annotated[Positional[tuple[str, ...]], arg(metavar="TASK ...")]
+Problems = Annotated[tuple[str, ...], arg(metavar="PROBLEM ...")]
+Methods = Annotated[tuple[str, ...], arg(metavar="METHOD ...")]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Engine:
-    """Options for where runs are executed and stored."""
+class Options:
+    """Options of all commands that make runs."""
 
     jobs: int | None = None
     """Runs at the same time on this machine. Default: one for each core."""
     results: Path | None = None
-    """Folder for the results. Default: results/ and the profile."""
-    backend: Literal["joblib", "dask"] = "joblib"
-    """Processes on this machine, or a dask cluster."""
+    """Folder for the runs; those that are there are not made again. Default: below results/."""
     scheduler: str | None = None
-    """Address of the dask scheduler, such as tcp://10.0.0.1:8786."""
+    """Address of the scheduler of a dask cluster to make the runs on, such as tcp://10.0.0.1:8786."""
     checkpoint_every: float = 60.0
     """Seconds between two checkpoints of a run, the most that is lost when it is stopped."""
     dry_run: bool = False
@@ -50,38 +52,74 @@ class Engine:
         """The folder of results."""
         return self.results or Path("results") / "paper"
 
-    def make(self, console: Console, specs: "Sequence[Spec]") -> int:
-        """Make the runs, after printing an estimate on a terminal."""
-        options = self.sweep_options()
-        if console.is_terminal or self.dry_run:
-            from .overview import announce
-
-            announce(console, specs, self.folder, None if self.scheduler else options["jobs"])
-        return OK if self.dry_run else make_runs(console, specs, self.folder, **options)
-
-    def sweep_options(self) -> dict[str, Any]:
-        """How to run."""
+    @property
+    def processes(self) -> int:
+        """Runs at the same time."""
         from joblib import cpu_count
 
+        return int(cpu_count()) if self.jobs is None else self.jobs
+
+    def check(self) -> None:
+        """Raise ``BadInput`` for options that cannot be meant."""
         from .arguments import BadInput
 
-        jobs = cpu_count() if self.jobs is None else self.jobs
-        if jobs < 1:
-            raise BadInput(f"Invalid jobs: {jobs}. Allowed: 1 and more.")
+        if self.processes < 1:
+            raise BadInput(f"Invalid jobs: {self.jobs}. Allowed: 1 and more.")
         if not self.checkpoint_every >= 0:  # nor NaN, with which none would ever be due
             raise BadInput(f"Invalid checkpoint_every: {self.checkpoint_every}. Allowed: 0 and more seconds.")
-        if (self.backend == "dask") != (self.scheduler is not None):
-            raise BadInput("For a cluster give both: --backend dask --scheduler ADDRESS.")
-        return {"jobs": jobs, "scheduler": self.scheduler, "checkpoint_every": self.checkpoint_every}
+
+    def make(self, console: Console, jobs: "Sequence[Job]", results: Path | None = None) -> int:
+        """Make the runs, after printing an estimate on a terminal; returns the exit code."""
+        from .progress import announce
+
+        folder = results or self.folder
+        if console.is_terminal or self.dry_run:
+            announce(console, jobs, folder, None if self.scheduler else self.processes)
+        if self.dry_run:
+            return OK
+        options = {"scheduler": self.scheduler, "checkpoint_every": self.checkpoint_every}
+        return make_runs(console, jobs, folder, processes=self.processes, **options)
 
 
 @dataclass(frozen=True, kw_only=True)
-class Runs(Engine):
-    """Options that `run` and `compare` share."""
+class Study(Options):
+    """Options of the commands that make runs and then a page about them."""
 
-    tasks: Annotated[Positional[tuple[str, ...]], arg(metavar="TASK ...")]
+    seeds: str | None = None
+    """As in 7, or 0,3,5, or 0:20 (without 20)."""
+    out: Path | None = None
+    """Folder for the page; by default that of the runs."""
+    only: Literal["runs", "page"] | None = None
+    """Make the runs alone, or the page alone."""
+
+    def plan(self) -> "Sequence[Job]":
+        """The runs."""
+        raise NotImplementedError
+
+    def page(self, console: Console) -> None:
+        """Make the page from existing runs."""
+
+    def chosen_seeds(self) -> list[int]:
+        """The seeds as numbers."""
+        from .arguments import parse_seeds
+
+        return parse_seeds(self.seeds or "")
+
+    def __call__(self, console: Console) -> int:
+        """Carry it out; returns the exit code. Some failed runs are no reason to withhold the page of the others."""
+        code = OK if self.only == "page" else self.make(console, self.plan())
+        if self.only != "runs" and code in (OK, SOME_FAILED) and not self.dry_run:
+            self.page(console)
+        return code
+
+
+@dataclass(frozen=True, kw_only=True)
+class Run(Study):
+    """Run methods on tasks; the same command resumes."""
+
+    tasks: TaskNames
     """Names of tasks, or all."""
-    method: Annotated[tuple[str, ...], arg(metavar="METHOD ...")] = ()
+    method: Methods = ()
     """Methods to run. Default: the three of the paper with `run`, all that fit with `compare`."""
     seeds: str | None = None
     """As in 7, or 0,3,5, or 0:20 (without 20). Default: 0:20 in the paper profile, 0:3 in the quick one."""
@@ -97,13 +135,14 @@ class Runs(Engine):
     """Activation of the tasks that have a choice: tanh, or relu for the paper as written."""
     tensorboard: bool = False
     """Write event files for TensorBoard too."""
+    only: Literal["runs", "page"] | None = "runs"
 
     @property
     def folder(self) -> Path:
         """The folder of results."""
         return self.results or Path("results") / self.profile
 
-    def specs(self, kinds: Sequence[str]) -> "list[Spec]":
+    def plan(self, kinds: Sequence[str] = ("paper",)) -> "list[Spec]":
         """The selected runs; without named methods, those of these kinds."""
         from . import arguments
         from .tasks import TASKS
@@ -117,38 +156,34 @@ class Runs(Engine):
         seeds = arguments.parse_seeds(self.seeds or SEEDS[self.profile])
         return arguments.specs(variants, self.method, seeds, self.profile, kinds, self.tensorboard)
 
+    def page(self, console: Console) -> None:
+        """Print how the methods compare, and make the page."""
+        from .arguments import task_names
+        from .overview import show_comparison
+        from .page import show_page
+        from .report import build_report
 
-@dataclass(frozen=True, kw_only=True)
-class Run(Runs):
-    """Run methods on tasks, several runs at a time. To resume after an interruption, run the same command again."""
-
-    def __call__(self, console: Console) -> int:
-        """Carry it out; returns the exit code."""
-        return self.make(console, self.specs(kinds=["paper"]))
-
-
-@dataclass(frozen=True, kw_only=True)
-class Compare(Runs):
-    """Run all methods that fit the tasks; then print how they compare and make the page."""
-
-    def __call__(self, console: Console) -> int:
-        """Carry it out; returns the exit code. Some failed runs are no reason to withhold the rest."""
-        from .overview import show_comparison, show_report
-
-        specs = self.specs(kinds=[])
-        code = self.make(console, specs)
-        if code in (OK, SOME_FAILED) and not self.dry_run:
-            show_comparison(console, self.folder, {spec.task for spec in specs})
-            show_report(console, self.folder)
-        return code
+        show_comparison(console, self.folder, task_names(self.tasks))
+        show_page(console, build_report, self.folder, self.out or self.folder)
 
 
 @dataclass(frozen=True, kw_only=True)
-class Study(Engine):
-    """Make the short runs that test the paper's further claims: names of studies, or all."""
+class Compare(Run):
+    """Run all methods that fit the tasks; compare them."""
+
+    only: Literal["runs", "page"] | None = None
+
+    def plan(self, kinds: Sequence[str] = ()) -> "list[Spec]":
+        """The selected runs; without named methods, all that fit."""
+        return super().plan(kinds)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Claims(Options):
+    """Make the short runs that test the paper's further claims."""
 
     names: Annotated[Positional[tuple[str, ...]], arg(metavar="STUDY ...")]
-    """See `python -m experiments list`."""
+    """See `python -m experiments list`, or all."""
 
     def __call__(self, console: Console) -> int:
         """Carry it out; returns the exit code."""
@@ -158,68 +193,62 @@ class Study(Engine):
 
 
 @dataclass(frozen=True, kw_only=True)
-class LargeBatch(Engine):
-    """Train a small ResNet with growing batches, with and without Anderson and average; then make the page."""
+class LargeBatch(Study):
+    """Train a small ResNet with growing batches; then the page."""
 
     seeds: str = "0:3"
-    """As in 7, or 0,3,5, or 0:20 (without 20)."""
-    out: Path | None = None
-    """Folder for the page; by default the folder of results."""
+    results: Path = Path("results") / "large-batch"
 
-    @property
-    def folder(self) -> Path:
-        """Apart from the runs of the tasks' own profiles."""
-        return self.results or Path("results") / "large-batch"
-
-    def __call__(self, console: Console) -> int:
-        """Carry it out; returns the exit code. Some failed runs are no reason to withhold the rest."""
-        from .arguments import parse_seeds
+    def plan(self) -> "Sequence[Job]":
+        """The runs; reports missing data once, before every run does."""
         from .large_batch import check_data, study
-        from .large_batch_page import show_page
 
         check_data()
-        code = self.make(console, study(parse_seeds(self.seeds)).specs())
-        if code in (OK, SOME_FAILED) and not self.dry_run:
-            show_page(console, self.folder, self.out or self.folder)
-        return code
+        return study(self.chosen_seeds()).specs()
+
+    def page(self, console: Console) -> None:
+        """Make the page from existing runs."""
+        from .large_batch_page import build_page
+        from .page import show_page
+
+        show_page(console, build_page, self.results, self.out or self.results)
 
 
 @dataclass(frozen=True, kw_only=True)
-class WholeBatch:
-    """Count the gradients that optimizers need with whole batches, and compare batch sizes; then make the page."""
+class WholeBatch(Study):
+    """Count gradients with whole batches, compare batch sizes."""
 
-    problems: Annotated[tuple[str, ...], arg(metavar="PROBLEM ...")] = ()
+    problems: Problems = ()
     """Problems of the family. Default: all."""
-    methods: Annotated[tuple[str, ...], arg(metavar="METHOD ...")] = ()
+    methods: Methods = ()
     """Optimizers, as in sgd, anderson-sgd or lbfgs-10. Default: all."""
     seeds: str = "0:5"
-    """As in 7, or 0,3,5, or 0:20 (without 20)."""
-    jobs: int | None = None
-    """Runs at the same time on this machine. Default: one for each core."""
     results: Path = Path("results") / "whole-batch"
-    """Folder for the runs; those that are there are not made again."""
     out: Path = Path("docs") / "results" / "whole-batch"
-    """Folder for the page."""
-    only: Literal["runs", "page"] | None = None
-    """Make the runs alone, or the page alone."""
-    dry_run: bool = False
-    """Print the number of runs and their estimated time, and stop there."""
 
-    def __call__(self, console: Console) -> int:
-        """Carry it out; returns the exit code. Some failed runs are no reason to withhold the rest."""
-        from .whole_batch.command import carry_out
+    def plan(self) -> "Sequence[Job]":
+        """The runs; complains about damaged ones."""
+        from .whole_batch.batches import Batched, Ending, plan
+        from .whole_batch.race import Entry
 
-        failed = carry_out(console, **vars(self))
-        return SOME_FAILED if failed else OK
+        complain(*(message for kind in (Entry, Batched, Ending) for message in kind.load(self.results)[1]))
+        return plan(self.problems, self.methods, self.chosen_seeds())
+
+    def page(self, console: Console) -> None:
+        """Make the page from existing runs."""
+        from .page import show_page
+        from .whole_batch.page import build_page
+
+        show_page(console, build_page, self.results, self.out)
 
 
 @dataclass(frozen=True, kw_only=True)
-class Equations:
-    """Solve equations and fit surrogates in a given processor time with several optimizers; then make the page."""
+class Equations(Study):
+    """Solve equations, fit surrogates in a given processor time."""
 
-    problems: Annotated[tuple[str, ...], arg(metavar="PROBLEM ...")] = ()
+    problems: Problems = ()
     """Equations and surrogates, as in burgers2d or helmholtz. Default: all."""
-    methods: Annotated[tuple[str, ...], arg(metavar="METHOD ...")] = ()
+    methods: Methods = ()
     """Optimizers, as in gauss-newton-adam, soap or adam-lbfgs. Default: all."""
     seeds: str = "0:3"
     """As in 7, or 0,3,5, or 0:20 (without 20). Seeds from 100 on are for tuning and are not shown on the page."""
@@ -229,38 +258,72 @@ class Equations:
     """Learning rates of the methods that have a choice. Default: all."""
     best: bool = False
     """Only the best learning rate of each method, as far as runs of its rates are there, instead of all rates."""
-    jobs: int | None = None
-    """Runs at the same time on this machine. Default: one for each core."""
     results: Path = Path("results") / "equations"
-    """Folder for the runs; those that are there are not made again."""
     out: Path = Path("docs") / "results" / "equations"
-    """Folder for the page."""
-    only: Literal["runs", "page"] | None = None
-    """Make the runs alone, or the page alone."""
-    dry_run: bool = False
-    """Print the number of runs and their estimated time, and stop there."""
 
-    def __call__(self, console: Console) -> int:
-        """Carry it out; returns the exit code. Some failed runs are no reason to withhold the rest."""
-        from .equations.command import carry_out
+    def plan(self) -> "Sequence[Job]":
+        """The runs; complains about damaged ones."""
+        from .arguments import BadInput
+        from .equations.race import Entry, plan
+        from .equations.scores import best_rates
 
-        failed = carry_out(console, **vars(self))
-        return SOME_FAILED if failed else OK
+        if not (self.seconds > 0 and math.isfinite(self.seconds)):
+            raise BadInput(f"Invalid seconds: {self.seconds:g}. Allowed: a finite number above 0.")
+        records, problems = Entry.load(self.results)
+        complain(*problems)
+        best = best_rates(records) if self.best else None
+        return plan(self.problems, self.methods, self.chosen_seeds(), self.seconds, rates=self.rates, best=best)
+
+    def page(self, console: Console) -> None:
+        """Make the page from existing runs."""
+        from .equations.page import show_page
+
+        show_page(console, self.results, self.out)
 
 
 @dataclass(frozen=True, kw_only=True)
-class Tune(Engine):
-    """Find the learning rates of the base and its peers on seeds that are not reported, and print them."""
+class Race(Study):
+    """Tune all methods alike; compare costs to a target."""
 
-    tasks: Annotated[Positional[tuple[str, ...]], arg(metavar="TASK ...")]
+    tasks: Annotated[tuple[str, ...], arg(metavar="TASK ...")] = ()
+    """Tasks of this benchmark. Default: all."""
+    methods: Methods = ()
+    """Methods that take part besides the tuned base. Default: all peers and ours."""
+    scale: float = 1.0
+    """Length of all runs, to try things out."""
+    seeds: str = "0:10"
+    results: Path = Path("results") / "race"
+    out: Path = Path("docs") / "results" / "race"
+
+    def __call__(self, console: Console) -> int:
+        """Carry it out; returns the exit code."""
+        from .benchmarks.time_to_target import race as steps
+
+        race = steps.plan(self.tasks, self.methods, self.chosen_seeds(), self.results, self.scale)
+        if self.only != "page":
+            steps.announce(console, race, self.processes)
+            if self.dry_run:
+                return OK
+            steps.show_calibration(console, race)
+            if code := self.make(console, race.tuning_specs(), race.tuning_folder):
+                return code
+            steps.show_tuning(console, race)
+            if code := self.make(console, race.specs(), race.folder):
+                return code
+        if self.only != "runs":
+            steps.show_page(console, race, self.out, " ".join(["python -m experiments", *sys.argv[1:]]))
+        return OK
+
+
+@dataclass(frozen=True, kw_only=True)
+class Tune(Options):
+    """Find the learning rates of the base and its peers."""
+
+    tasks: TaskNames
     """Names of tasks, or all."""
+    results: Path = Path("results") / "tuning"
     save: Path | None = None
     """File for the rates; experiments/tuned.json has those that are used."""
-
-    @property
-    def folder(self) -> Path:
-        """Apart from the runs that are reported."""
-        return self.results or Path("results") / "tuning"
 
     def __call__(self, console: Console) -> int:
         """Carry it out; returns the exit code."""
@@ -268,10 +331,10 @@ class Tune(Engine):
         from .arguments import task_names
 
         names = task_names(self.tasks)
-        code = self.make(console, [spec for name in names for spec in tune.specs(name)])
+        code = self.make(console, [spec for name in names for spec in tune.specs(name)], self.results)
         if code == OK and not self.dry_run:
             for name in names:
-                entry = tune.best_rates(name, self.folder)
+                entry = tune.best_rates(name, self.results)
                 console.print_json(data={name: entry})
                 if self.save:
                     tune.save(name, entry, self.save)
@@ -290,11 +353,12 @@ class Report:
     def __call__(self, console: Console) -> int:
         """Carry it out; returns the exit code."""
         from .arguments import BadInput
-        from .overview import show_report
+        from .page import show_page
+        from .report import build_report
 
         if not self.folder.is_dir():
             raise BadInput(f"No folder {self.folder}. Give one that `python -m experiments run` wrote to.")
-        show_report(console, self.folder, self.out)
+        show_page(console, build_report, self.folder, self.out or self.folder)
         return OK
 
 
@@ -314,34 +378,35 @@ COMMANDS: dict[str, Callable[..., Any]] = {
     "list": List,
     "run": Run,
     "compare": Compare,
-    "study": Study,
+    "report": Report,
+    "study": Claims,
     "large-batch": LargeBatch,
     "whole-batch": WholeBatch,
     "equations": Equations,
+    "race": Race,
     "tune": Tune,
-    "report": Report,
 }
 
 
-def make_runs(console: Console, specs: "Sequence[Spec]", results: Path, **options: Any) -> int:
+def make_runs(console: Console, jobs: "Sequence[Job]", results: Path, **options: Any) -> int:
     """Make the runs while showing them; returns the exit code."""
-    from .progress import shown, title
+    from .progress import shown
     from .sweep import sweep
 
     outcomes: list[Outcome] = []
     try:
-        with shown(console, specs, results) as show:
+        with shown(console, jobs, results) as show:
 
             def done(outcome: "Outcome") -> None:
                 outcomes.append(outcome)
                 show(outcome)
                 if outcome.failed:
-                    complain(f"{title(outcome.spec)}: {outcome.error}")
+                    complain(f"{outcome.job.title}: {outcome.error}")
 
-            sweep(specs, results, on_done=done, **options)
+            sweep(jobs, results, on_done=done, **options)
     except KeyboardInterrupt:
         finished = sum(not outcome.failed for outcome in outcomes)
-        complain(f"Stopped. {finished} of {len(specs)} runs are done; run the same command to continue.")
+        complain(f"Stopped. {finished} of {len(jobs)} runs are done; run the same command to continue.")
         return INTERRUPTED
     return SOME_FAILED if any(outcome.failed for outcome in outcomes) else OK
 
@@ -351,8 +416,10 @@ def main(args: Sequence[str] | None = None) -> int:
     command = tyro.extras.subcommand_cli_from_dict(COMMANDS, prog="python -m experiments", args=args)
     try:
         with terminated_like_interrupted():
+            if isinstance(command, Options):
+                command.check()
             return int(command(Console()))
-    except user_errors() as error:
+    except UserError as error:
         complain(f"experiments: {error}")
         return BAD_INPUT
     except KeyboardInterrupt:
@@ -367,13 +434,3 @@ def terminated_like_interrupted() -> Iterator[None]:
         yield
     finally:
         signal.signal(signal.SIGTERM, before)
-
-
-def user_errors() -> tuple[type[Exception], ...]:
-    """Errors that are printed without a traceback. Imported only after an error."""
-    from .arguments import BadInput
-    from .attempt import NoCluster
-    from .runner import OtherSettings, UnknownName
-    from .sweep import CannotWrite
-
-    return BadInput, UnknownName, OtherSettings, CannotWrite, NoCluster

@@ -217,30 +217,19 @@ def collect(runs: Iterable[Run]) -> tuple[list[Comparison], list[str]]:
             seeds[run.seed] = Trace.of(run)
         except DamagedRun as problem:
             problems.append(str(problem))
-    return [
-        _comparison(task, found[task]) for task in sorted(found, key=_task_order) if any(found[task].values())
-    ], problems
+    order = sorted(found, key=lambda task: (_position(task, TASKS), task))
+    return [_comparison(task, found[task]) for task in order if any(found[task].values())], problems
 
 
 def _comparison(task: str, variants: Mapping[str, Mapping[int, Trace]]) -> Comparison:
-    methods = {
-        variant: str(next(iter(seeds.values())).run.config["method"]) for variant, seeds in variants.items() if seeds
-    }
-    brackets = {variant.removeprefix(method) for variant, method in methods.items()}
+    """The variants without the bracket that all share; the profile's own settings come first."""
+    traces = {name: tuple(seeds[seed] for seed in sorted(seeds)) for name, seeds in variants.items() if seeds}
+    methods = {name: str(own[0].run.config["method"]) for name, own in traces.items()}
+    brackets = {name.removeprefix(method) for name, method in methods.items()}
     shared = brackets.pop() if len(brackets) == 1 else ""
-    groups = [
-        Group(variant.removesuffix(shared), method, tuple(trace for _, trace in sorted(variants[variant].items())))
-        for variant, method in methods.items()
-    ]
-    return Comparison(task, tuple(sorted(groups, key=_group_order)), shared)
-
-
-def _task_order(task: str) -> tuple[int, str]:
-    return _position(task, TASKS), task
-
-
-def _group_order(group: Group) -> tuple[bool, int, str]:
-    return bool(group.bracket), _position(group.method, METHODS), group.variant
+    groups = [Group(name.removesuffix(shared), methods[name], own) for name, own in traces.items()]
+    groups.sort(key=lambda group: (bool(group.bracket), _position(group.method, METHODS), group.variant))
+    return Comparison(task, tuple(groups), shared)
 
 
 def _position(name: str, table: Iterable[str]) -> int:

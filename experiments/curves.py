@@ -1,65 +1,40 @@
-"""The curves of a comparison: means over seeds with bands, what diverged, and how each method looks in all figures."""
+"""The curves of a comparison: means over seeds with bands, what diverged, and the figures that show them."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from math import inf, isfinite
+from itertools import cycle
+from typing import Any
 
 import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.ticker import NullLocator
 
 from . import statistics as st
-from .comparison import BASE, TIME, Comparison, Group, Trace
-from .results import PICTURES, DamagedRun
-from .seeds import against, restricted, typical_seed
+from .claims import Curve
+from .comparison import BASE, TIME, VARIANT, Comparison, Group, Trace
+from .figures import DASHES, OTHERS, STYLES, PlainNumbers, Style, styled, styles, ticks
+from .seeds import alike, in_words
 
 MOST_POINTS = 300
 """Largest number of points of a curve; more cannot be distinguished in a figure."""
-
 BAND_ROOM = 3.0
 """On a logarithmic axis, a band may extend beyond all means by this factor before it is cut."""
-
-
-@dataclass(frozen=True)
-class Style:
-    """How a method is drawn."""
-
-    colour: str
-    dash: str = "solid"
-    """As plotly calls it: solid, dash, dot, dashdot."""
-
-
-GREY, BLUE, VERMILION, GREEN = "#707070", "#0072b2", "#d55e00", "#00b386"
-SKY, ORANGE, PURPLE, OLIVE, WINE, BLACK = "#56b4e9", "#e69f00", "#cc79a7", "#8c8c2e", "#aa4466", "#000000"
-STYLES = {
-    "base": Style(GREY),
-    "anderson": Style(BLUE),
-    "anderson+average": Style(VERMILION),
-    "average": Style(GREEN),
-    # A control has the colour of what it is to be compared with.
-    "matched-anderson": Style(BLUE, "dash"),
-    "matched-average": Style(GREEN, "dash"),
-    "matched-anderson+average": Style(VERMILION, "dash"),
-    "base-tuned": Style(GREY, "dash"),
-    "anderson-default": Style(SKY),
-    "gauss-newton-tangent": Style(BLACK),
-    "ema": Style(PURPLE, "dot"),
-    "swa": Style(ORANGE, "dot"),
-    "lookahead": Style(SKY, "dot"),
-    "schedule-free": Style(OLIVE, "dashdot"),
-    "lbfgs": Style(WINE, "dashdot"),
-    "adamw-cosine": Style(VERMILION, "dot"),
-    "soap": Style(GREEN, "dashdot"),
-    "muon": Style(BLUE, "dashdot"),
-    "aadl": Style(BLUE, "dot"),
+AXES = {"step": "gradient evaluations", TIME: "processor seconds of training"}
+PANELS = {
+    "paper": "the paper's methods",
+    "control": "controls",
+    "ours": "ours",
+    "peer": "peers",
+    VARIANT: "other settings",
 }
-"""Lines in one figure can be distinguished with any kind of colour vision (after Okabe and Ito; Tol), or by dashes."""
-OTHERS = [Style(colour, dash) for dash in ("dashdot", "dot", "dash") for colour in (PURPLE, ORANGE, SKY, OLIVE, WINE)]
-"""For variants and methods that are not in the table, in turn."""
-
-
-def styles(task: Comparison) -> dict[str, Style]:
-    """Variant -> how it is drawn."""
-    unknown = [group.variant for group in task.groups if group.variant not in STYLES]
-    return STYLES | {variant: OTHERS[index % len(OTHERS)] for index, variant in enumerate(unknown)}
+"""Kind of methods -> title of its panel, which also shows the base."""
+MOST_METHODS = 6
+"""Largest number of methods in a panel, not counting the base; more are spread over several panels."""
+MOST_COLUMNS = 3
+"""Largest number of panels side by side."""
+PANEL_WIDTH, PANEL_HEIGHT = 3.2, 2.7
+"""In inches."""
 
 
 @dataclass(frozen=True)
@@ -137,58 +112,112 @@ def value_range(task: Comparison, metric: str) -> tuple[float, float] | None:
     return low - (high - low) / 20, high + (high - low) / 20
 
 
-@dataclass(frozen=True)
-class Picture:
-    """The solution of a network and the exact one: rows along x, columns along t."""
-
-    label: str
-    seed: int
-    x: st.Floats
-    t: st.Floats
-    exact: st.Floats
-    predicted: st.Floats
-    against: st.Paired | None = None
-    """How the method ended against the base."""
-
-    @property
-    def error(self) -> st.Floats:
-        """Predicted less exact."""
-        return self.predicted - self.exact
+# Figures
 
 
-def pictures(task: Comparison) -> list[Picture]:
-    """Pictures of the base and of the best other method, on a typical seed; raises ``DamagedRun``."""
-    drawn = [group for group in map(_drawn, task.groups) if group.traces and not group.bracket]
-    base = next((group for group in drawn if group.variant == BASE), None)
-    others = [(group, against(group, base, task.metric)) for group in drawn if base and group is not base]
-    others = sorted((pair for pair in others if pair[1].estimate.count), key=lambda pair: _rank(pair[1]))
-    if not base or not others:
-        return [_picture(group, group.seeds[0]) for group in drawn[:1]]
-    best, result = others[0]
-    seed = typical_seed(best, base, task.metric)
-    return [_picture(base, seed), replace(_picture(best, seed), against=result)]
+@styled
+def draw_metric(task: Comparison, metric: str, budget: str) -> Figure:
+    """A metric against steps or seconds: mean over seeds, 95 % band, a panel for each kind of method.
 
-
-def _rank(result: st.Paired) -> tuple[float, float]:
-    """The method with the lowest upper end of the interval, so that few or easy seeds do not make a method look best.
-
-    With one seed, and therefore no interval, the ratio decides.
+    The means in one panel are over the same seeds. What was run with settings other than the profile's would set the
+    scale, and is left out if there is anything else.
     """
-    return result.estimate.high if isfinite(result.estimate.high) else inf, result.estimate.mean
+    looks = styles(group.variant for group in task.groups)
+    plain = tuple(group for group in task.groups if group.kind != VARIANT)
+    panels = list(_panels(replace(task, groups=plain) if plain else task))
+    drawn = replace(task, groups=tuple(group for _, panel in panels for group in panel.groups))
+    figure, all_axes = _frame([_legend_lines(panel, metric) for _, panel in panels], task.metrics[metric])
+    for axes, (title, panel) in zip(all_axes, panels, strict=True):
+        _draw_panel(axes, panel, metric, budget, looks)
+        axes.set_title(f"{title}, {in_words(panel.groups)}", y=1.02)
+    shared = all_axes[0]
+    if logarithmic(drawn, metric):
+        shared.set_yscale("log")
+    if limits := value_range(drawn, metric):
+        shared.set_ylim(*limits)
+        if shared.get_yscale() == "log" and limits[1] > 100 * limits[0]:
+            shared.yaxis.set_minor_locator(NullLocator())  # half of the time went into ticks
+    figure.suptitle(task.title, fontsize=11, y=1 - 0.1 / figure.get_figheight())
+    return figure
 
 
-def _drawn(group: Group) -> Group:
-    """Its runs that have a picture, without reading it."""
-    return replace(group, traces=tuple(t for t in group.finished if (t.run.folder / PICTURES).exists()))
+def _panels(task: Comparison) -> Iterator[tuple[str, Comparison]]:
+    """Title and contents of each."""
+    base = [group for group in task.groups if group.variant == BASE]
+    for kind, title in PANELS.items():
+        groups = [group for group in task.groups if group.kind == kind and group.variant != BASE]
+        count = -(-len(groups) // MOST_METHODS) or int(bool(base) and kind == "paper")
+        for part in range(count):
+            size = -(-len(groups) // count)
+            shown = alike([*base, *groups[part * size : (part + 1) * size]])
+            yield title + (f" ({part + 1} of {count})" if count > 1 else ""), replace(task, groups=shown)
 
 
-def _picture(group: Group, seed: int) -> Picture:
-    run = restricted(group, [seed]).traces[0].run
-    arrays = run.pictures
-    if missing := [name for name in ("x", "t", "exact", "predicted") if name not in arrays]:
-        raise DamagedRun(f"{run.folder / PICTURES}: no {', '.join(missing)} in it")
-    x, t = arrays["x"].ravel(), arrays["t"].ravel()
-    exact, predicted = arrays["exact"], arrays["predicted"]
-    if not exact.shape == predicted.shape == (x.size, t.size):
-        raise DamagedRun(f"{run.folder / PICTURES}: pictures are not of {x.size} by {t.size} points")
-    return Picture(group.label, seed, x, t, exact, predicted)
+def _frame(legend_lines: Sequence[int], label: str) -> tuple[Figure, Sequence[Axes]]:
+    """A panel for each legend, which is below it. Places are given: to find them takes longer than to draw."""
+    panels = len(legend_lines)
+    rows = -(-panels // MOST_COLUMNS)
+    columns = -(-panels // rows)
+    above, gap, below = 0.55, 0.9, 0.6 + 0.17 * max(legend_lines[columns * (rows - 1) :])
+    if rows > 1:
+        gap += 0.17 * max(legend_lines[: columns * (rows - 1)])
+    width, height = PANEL_WIDTH * columns + 0.8, above + PANEL_HEIGHT * rows + gap * (rows - 1) + below
+    figure = Figure(figsize=(width, height))
+    edges = {"left": 0.75 / width, "right": 1 - 0.1 / width, "top": 1 - above / height, "bottom": below / height}
+    gaps = {"wspace": 0.08, "hspace": gap / PANEL_HEIGHT}
+    axes = figure.subplots(rows, columns, sharey=True, squeeze=False, gridspec_kw=edges | gaps)
+    for first in axes[:, 0]:
+        first.set_ylabel(label)
+        first.yaxis.set_label_coords(-0.58 / PANEL_WIDTH, 0.5)
+    for spare in axes.flat[panels:]:
+        spare.remove()
+    return figure, list(axes.flat[:panels])
+
+
+def _legend_lines(panel: Comparison, metric: str) -> int:
+    return sum(1 + bool(group.remark) for group in panel.groups) + len(reference_lines(panel, metric))
+
+
+def _draw_panel(axes: Axes, panel: Comparison, metric: str, budget: str, looks: Mapping[str, Style]) -> None:
+    """A mean with its band for each group, a thin line with a cross at its end for each run that diverged."""
+    for group in panel.groups:
+        label, look = group.label + (f"\n({group.remark})" if group.remark else ""), looks[group.variant]
+        if curve := mean_curve(group, metric):
+            axes.plot(curve.x(budget), curve.mean, label=label, **look.line)
+            axes.fill_between(curve.x(budget), curve.low, curve.high, color=look.colour, alpha=0.18, linewidth=0)
+            label = "_"
+        for lost in diverged_curves(group, metric):
+            thin: dict[str, Any] = {"linewidth": 0.7, "alpha": 0.7, "marker": "x", "markevery": [-1]} | look.line
+            axes.plot(lost.x(budget), lost.mean, label=label, **thin)
+            label = "_"
+    for (name, value), dash in zip(reference_lines(panel, metric).items(), cycle(DASHES.values())):
+        axes.axhline(value, color="black", linewidth=0.7, linestyle=dash, label=name)
+    axes.set_xlabel(AXES[budget])
+    axes.xaxis.set_label_coords(0.5, -0.24 / PANEL_HEIGHT)
+    axes.legend(loc="upper left", bbox_to_anchor=(0, -0.45 / PANEL_HEIGHT), borderaxespad=0, labelspacing=0.3)
+
+
+@styled
+def draw_curve(curve: Curve) -> Figure:
+    """The figure behind a claim; few points are marked, many are a line."""
+    figure = Figure(figsize=(4.8, 3.4), layout="constrained")
+    axes = figure.subplots()
+    for name, look in curve_styles(curve).items():
+        x, y = curve.series[name]
+        axes.plot(x, y, label=name, marker="o" if len(x) <= 20 else "", **look.line)
+    axes.set(title=curve.title, xlabel=curve.x_label, ylabel=curve.y_label)
+    axes.set_xscale("log" if curve.log_x else "linear")
+    axes.set_yscale("log" if curve.log_y else "linear")
+    if curve.log_y:
+        axes.yaxis.set(major_formatter=PlainNumbers(), minor_formatter=PlainNumbers())
+    values = sorted({value for x, _ in curve.series.values() for value in x})
+    if curve.log_x and len(values) <= 20:
+        ticks(axes.xaxis, values)
+    if len(curve.series) > 1:
+        axes.legend()
+    return figure
+
+
+def curve_styles(curve: Curve) -> dict[str, Style]:
+    """A method keeps its colour; other series take the next ones."""
+    return styles(curve.series, [Style(style.colour) for style in (*STYLES.values(), *OTHERS)])

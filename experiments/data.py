@@ -48,7 +48,7 @@ CIFAR10_PARTS = (
 )
 FILES = {"admissions": (ADMISSIONS,), "fashion": tuple(FASHION_FILES), "cifar10": (CIFAR10,)}
 """The files of each data set, by their names in any of the ``folders``."""
-Labelled = tuple[NDArray[np.uint8], NDArray[np.uint8], NDArray[np.uint8], NDArray[np.uint8]]
+Arrays = tuple[NDArray[np.uint8], NDArray[np.uint8], NDArray[np.uint8], NDArray[np.uint8]]
 """Training images and labels, test images and labels."""
 
 
@@ -109,7 +109,7 @@ ADVICE = (
 NO_ADMISSIONS = f"The graduate admissions data are not on this machine. {ADVICE}"
 
 
-def load_fashion() -> Labelled:
+def load_fashion() -> Arrays:
     """Fashion-MNIST: training images and labels, test images and labels."""
     found = {name: present(name) for name in FASHION_FILES}
     paths = tuple(path for path in found.values() if path)
@@ -126,7 +126,7 @@ FASHION_ADVICE = (
 
 
 @cache
-def read_fashion(*paths: Path) -> Labelled:
+def read_fashion(*paths: Path) -> Arrays:
     """The arrays in the four files, which are in the order of ``FASHION_FILES``."""
     train_images, train_labels, test_images, test_labels = (
         read_idx(path, shape) for path, shape in zip(paths, FASHION_FILES.values(), strict=True)
@@ -143,7 +143,7 @@ def read_idx(path: Path, shape: tuple[int, ...]) -> NDArray[np.uint8]:
         raise MissingData(f"{path} is damaged ({error}). {FASHION_ADVICE}") from error
 
 
-def load_cifar10() -> Labelled:
+def load_cifar10() -> Arrays:
     """CIFAR-10: training images and labels, test images and labels; an image is 32 x 32 pixels of 3 colours."""
     path = present(CIFAR10)
     if path is None:
@@ -152,7 +152,7 @@ def load_cifar10() -> Labelled:
 
 
 @cache
-def read_cifar10(path: Path) -> Labelled:
+def read_cifar10(path: Path) -> Arrays:
     """The arrays in the archive; raises if its hash is wrong."""
     with path.open("rb") as file:
         if file_digest(file, "sha256").hexdigest() != CIFAR10_SHA256:

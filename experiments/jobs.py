@@ -1,177 +1,208 @@
-"""Many short runs: those that are not there yet are made in several processes and kept as soon as they end.
+"""Runs to make: what they are, an attempt at one, and how it ended.
 
-The studies of whole batches and of equations share this; ``lines`` keeps the records.
+Those of tasks, with checkpoints, are in ``runner``; a race leaves one line.
 """
 
-import io
-import json
-import platform
 import traceback
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
-from dataclasses import asdict, dataclass, fields, replace
-from datetime import UTC, datetime
-from importlib.metadata import version
+from abc import ABC, abstractmethod
+from collections.abc import Collection, Iterable
+from dataclasses import asdict, dataclass, field, fields
+from functools import lru_cache
 from pathlib import Path
-from typing import Any, ClassVar, Protocol
+from typing import Any, ClassVar, TypeVar
 
-import numpy as np
-from joblib import cpu_count, delayed
-from joblib.externals.loky.process_executor import BrokenProcessPool
-from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from threadpoolctl import threadpool_limits
 
-from .arguments import BadInput
-from .lines import Record, append
-from .results import write_bytes
-from .runner import processor, versions
-from .screen import complain, duration, raw, tell
-from .sweep import in_workers
+from .results import (
+    FINISHED,
+    DamagedRun,
+    Record,
+    append_line,
+    disk_full,
+    is_full,
+    load_lines,
+    origin,
+    write_arrays,
+)
 
+FAILED = "failed"
 ARRAYS = "arrays"
-"""Entry of a record with arrays by name, which are stored in a separate file."""
+"""Entry of a measured record with arrays by name, which are stored in a separate file."""
+CHECKPOINT_EVERY = 60.0
+"""Seconds between two checkpoints of a run that makes them."""
 
 
-class Job(Protocol):
-    """A run to make: a dataclass whose fields distinguish it from others of its kind."""
+class Job(ABC):
+    """A run to make."""
 
-    __dataclass_fields__: ClassVar[dict[str, Any]]
+    @property
+    @abstractmethod
+    def identity(self) -> dict[str, Any]:
+        """What distinguishes the run from others in the same folder of results, with its seed."""
 
-    def make(self) -> Record:
-        """Make the run."""
+    @property
+    def title(self) -> str:
+        """The run in few words."""
+        first, second, *rest = ((name, value) for name, value in self.identity.items() if value is not None)
+        return " ".join([str(first[1]), str(second[1]), *(f"{name} {value}" for name, value in rest)])
 
-    def estimate(self) -> float:
-        """Seconds that the run takes, about."""
+    @abstractmethod
+    def folder(self, results: Path) -> Path:
+        """The folder for files of this run alone, such as signs of life and the traceback of a failure."""
+
+    @abstractmethod
+    def is_done(self, results: Path) -> bool:
+        """Whether the run has ended, well or not, so that its results are there."""
+
+    @abstractmethod
+    def make(self, results: Path, checkpoint_every: float = CHECKPOINT_EVERY) -> "Outcome":
+        """Make the run, or what is missing of it, and leave it in the folder of results."""
+
+    @abstractmethod
+    def estimate(self, budget: float) -> float:
+        """Estimated processor seconds of the run, measured in about ``budget`` seconds."""
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """A run that has ended, or has failed."""
+    """How a run ended."""
 
     job: Job
-    record: Record | None
+    status: str
+    """finished, diverged or failed."""
+    numbers: Record = field(default_factory=dict)
+    """What is told of it at the end."""
+    seconds: float = 0.0
+    """Time spent in training."""
     error: str = ""
+    """Why it failed, in one line."""
+    details: str = ""
+    """The traceback."""
+    disk_full: bool = False
+    """Whether it failed because the disk is full, so that all other runs would fail too."""
+    done_before: bool = False
+    """Whether it was complete before this sweep."""
+
+    @property
+    def failed(self) -> bool:
+        """Whether the run has no result."""
+        return self.status == FAILED
 
 
-def how_many(jobs: int | None) -> int:
-    """The number of processes; one for each core if none is given."""
-    processes = cpu_count() if jobs is None else jobs
-    if processes < 1:
-        raise BadInput(f"Invalid jobs: {processes}. Allowed: 1 and more.")
-    return processes
+@dataclass(frozen=True)
+class Race(Job, ABC):
+    """A run that leaves one line. Subclasses are dataclasses whose fields identify it."""
 
+    study: ClassVar[str] = ""
+    """Folder below the results, for commands that make several kinds of runs."""
+    holds: ClassVar[dict[str, Any]] = {}
+    """What a line has besides the entries that all have: key -> kind of the value."""
 
-def announce(console: Console, total: int, left: Sequence[Job], results: Path, processes: int) -> None:
-    """Say how much there is to do and how long it takes, about."""
-    tell(console, f"{total} runs ({total - len(left)} done before) in {results}")
-    if left:
-        seconds = sum(job.estimate() for job in left)
-        spread = f"{duration(seconds / processes)} with {processes} jobs, " if processes > 1 else ""
-        tell(console, f"Estimated time: {spread}{duration(seconds)} on one core")
+    problem: str
+    method: str
 
+    @abstractmethod
+    def measure(self) -> Record:
+        """Make the run and return its numbers, at least ``cpu_seconds`` and ``stats``."""
 
-def key(record: Mapping[str, Any], job: Job) -> tuple[Any, ...]:
-    """What distinguishes a run from others of its kind."""
-    return tuple(record.get(field.name) for field in fields(job))
+    def covered(self, done: Collection[tuple[Any, ...]]) -> bool:
+        """Whether these runs, by the values of their identity, contain this one."""
+        return tuple(self.identity.values()) in done
 
+    @property
+    def identity(self) -> dict[str, Any]:
+        """What distinguishes the run from others."""
+        return asdict(self)
 
-def sweep(jobs: Sequence[Job], folder: Path, processes: int, on_done: Callable[[Outcome], Any]) -> None:
-    """Make these runs. A run that fails is reported, and the others go on."""
-    for outcome in outcomes(jobs, processes):
-        on_done(kept(outcome, folder))
+    def folder(self, results: Path) -> Path:
+        """The folder for files of this run alone."""
+        _, *rest = (str(value) for value in self.identity.values() if value is not None)
+        return results / self.study / self.problem / "-".join(rest)
 
+    def line_file(self, results: Path) -> Path:
+        """Where the line is kept."""
+        return results / self.study / self.problem / f"{self.method}.jsonl"
 
-def kept(outcome: Outcome, folder: Path) -> Outcome:
-    """Write the record of a run; the outcome is a failure where that is not possible."""
-    if outcome.record is None:
-        return outcome
-    record = dict(outcome.record)
-    arrays = record.pop(ARRAYS, None)
-    try:
-        if arrays:
-            write_arrays(arrays_file(folder, outcome.job), arrays)
-        append(folder, record | origin())
-    except OSError as error:
-        return replace(outcome, record=None, error=f"cannot be kept: {error}")
-    return outcome
+    def arrays_file(self, results: Path) -> Path:
+        """Where the arrays are kept, for runs that have any."""
+        folder = self.folder(results)
+        return folder.with_name(f"{folder.name}.npz")
 
-
-def arrays_file(folder: Path, job: Job) -> Path:
-    """Where the arrays of a run are kept."""
-    problem, *rest = (str(value) for value in asdict(job).values() if value is not None)
-    return folder / problem / f"{'-'.join(rest)}.npz"
-
-
-def write_arrays(path: Path, arrays: Mapping[str, Any]) -> None:
-    """A file of arrays, there whole or not at all."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    content = io.BytesIO()
-    np.savez_compressed(content, **arrays)
-    write_bytes(path, content.getvalue())
-
-
-def outcomes(jobs: Sequence[Job], processes: int) -> Iterator[Outcome]:
-    """As the runs end."""
-    if min(processes, len(jobs)) <= 1:
-        yield from map(attempt, jobs)
-        return
-    waiting = list(jobs)
-    with suppress(BrokenProcessPool):
-        for outcome in in_workers([delayed(attempt)(job) for job in jobs], processes):
-            waiting.remove(outcome.job)
-            yield outcome
-    yield from (Outcome(job, None, "a worker process was killed (out of memory?); run again") for job in waiting)
-
-
-def attempt(job: Job) -> Outcome:
-    """Make one run; what it raises becomes a failed outcome."""
-    try:
-        return Outcome(job, job.make())
-    except Exception as error:
-        return Outcome(job, None, "".join(traceback.format_exception_only(error)).strip())
-
-
-def origin() -> Record:
-    """When, with what and on what a run was made."""
-    return {
-        "date": datetime.now(UTC).isoformat(timespec="seconds"),
-        "versions": versions() | {"scipy": version("scipy")},
-        "hardware": {"machine": platform.machine(), "cpu": processor(), "threads": 1},
-    }
-
-
-def make(console: Console, jobs: Mapping[Path, Sequence[Job]], processes: int) -> bool:
-    """Make the runs of each folder with a bar; returns whether all of them ended well."""
-    failed: list[Outcome] = []
-    with shown(console, sum(map(len, jobs.values()))) as show:
-
-        def done(outcome: Outcome) -> None:
-            show(outcome)
-            if outcome.record is None:
-                failed.append(outcome)
-                complain(f"{title(outcome.job)}: {outcome.error}")
-
+    def is_done(self, results: Path) -> bool:
+        """Whether its results are there."""
+        path = self.line_file(results)
         try:
-            for folder, some in jobs.items():
-                sweep(some, folder, processes, done)
-        except KeyboardInterrupt:
-            complain("Stopped. The same command continues with the runs that are left.")
-            raise
-    return not failed
+            status = path.stat()
+        except OSError:
+            return False
+        return self.covered(_identities(type(self), path, (status.st_mtime_ns, status.st_size)))
+
+    def make(self, results: Path, checkpoint_every: float = CHECKPOINT_EVERY) -> Outcome:
+        """Make the run, or what is missing of it."""
+        if self.is_done(results):
+            return Outcome(self, FINISHED)
+        record = self.measure()
+        if arrays := record.pop(ARRAYS, None):
+            write_arrays(self.arrays_file(results), arrays)
+        append_line(self.line_file(results), self.identity | record | origin())
+        return Outcome(self, FINISHED, seconds=record["cpu_seconds"])
+
+    @classmethod
+    def kinds(cls) -> dict[str, Any]:
+        """What a line has: key -> kind of the value."""
+        return {"problem": str, "method": str, "seed": int, "cpu_seconds": float, "stats": dict} | cls.holds
+
+    @classmethod
+    def key(cls, record: Record) -> tuple[Any, ...]:
+        """The identity of the run with this record."""
+        return tuple(record.get(each.name) for each in fields(cls))
+
+    @classmethod
+    def load(cls, results: Path) -> tuple[list[Record], list[str]]:
+        """All runs of this kind, each once, and a message for each line or file that cannot be read."""
+        files = sorted((results / cls.study).glob("*/*.jsonl"))
+        loaded = [load_lines(path, cls.kinds()) for path in files]
+        records = {cls.key(each): each for records, _ in loaded for each in records}
+        return list(records.values()), [message for _, problems in loaded for message in problems]
 
 
-@contextmanager
-def shown(console: Console, total: int) -> Iterator[Callable[[Outcome], None]]:
-    """A context with a bar on a terminal; elsewhere a line of JSON is printed for every ended run."""
-    if not console.is_terminal:
-        yield lambda outcome: raw(console, json.dumps(asdict(outcome.job) | {"failed": outcome.record is None}))
-        return
-    columns = (TextColumn("{task.description}", markup=False), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
-    with Progress(*columns, console=console, transient=True) as progress:
-        bar = progress.add_task("", total=total)
-        yield lambda outcome: progress.update(bar, advance=1, description=title(outcome.job))
+@lru_cache(maxsize=10_000)
+def _identities(kind: type[Race], path: Path, stamp: tuple[int, int]) -> frozenset[tuple[Any, ...]]:
+    """The identities of the runs in a file that had this stamp."""
+    return frozenset(map(kind.key, load_lines(path, kind.kinds())[0]))
 
 
-def title(job: Job) -> str:
-    """A run in words."""
-    return ", ".join(f"{name} {value}" for name, value in asdict(job).items() if value is not None)
+def counters(optimizer: Any) -> dict[str, float]:
+    """The counts of ``Anderson`` or ``GaussNewton``; empty for other optimizers."""
+    counts = optimizer.stats.as_dict() if hasattr(optimizer, "stats") else {}
+    return {name: float(value) for name, value in counts.items() if value}
+
+
+J = TypeVar("J", bound=Job)
+
+
+def unfinished(jobs: Iterable[J], results: Path) -> list[J]:
+    """The runs that are still to be made, or to be ended."""
+    return [job for job in jobs if not job.is_done(results)]
+
+
+def attempt(job: Job, results: Path, checkpoint_every: float) -> Outcome:
+    """Make one run, with one thread; what it raises becomes a failed outcome."""
+    try:
+        # One thread for NumPy too, where a run uses it: torch's is the run's affair.
+        with threadpool_limits(1):
+            return job.make(results, checkpoint_every)
+    except Exception as error:
+        return failure(job, results, error)
+
+
+def failure(job: Job, results: Path, error: Exception | str) -> Outcome:
+    """The outcome of a run that has no result."""
+    if isinstance(error, DamagedRun):
+        error = f"{error}. Delete the folder {job.folder(results)}, and the same command makes this run again."
+    if isinstance(error, str):
+        return Outcome(job, FAILED, error=error)
+    full = is_full(error)
+    details = "".join(traceback.format_exception(error))
+    message = disk_full(results) if full else "".join(traceback.format_exception_only(error)).strip()
+    return Outcome(job, FAILED, error=message, details=details, disk_full=full)

@@ -17,6 +17,7 @@ from .claims.verdict import Claim, Finding, Missing
 from .data import MissingData, load_cifar10
 from .results import Run
 from .studies import Part, Study
+from .tables import framed
 
 BASE, BOTH, CONTROL = "base", "anderson+average", "matched-anderson+average"
 COMPARED = (BASE, "average", "anderson", BOTH, CONTROL)
@@ -81,7 +82,7 @@ def difference(ours: pd.DataFrame, others: pd.DataFrame, measure: str) -> st.Int
 
 def comparison(found: pd.DataFrame) -> pd.DataFrame:
     """A row for each augmentation, batch and method: means with intervals, and differences from the base."""
-    return pd.DataFrame([row for part in PARTS for row in _rows(found, part)])
+    return framed(row for part in PARTS for row in _rows(found, part))
 
 
 def _rows(found: pd.DataFrame, part: Part) -> Iterator[dict[str, Any]]:
@@ -98,14 +99,9 @@ def _rows(found: pd.DataFrame, part: Part) -> Iterator[dict[str, Any]]:
 def _measured(ours: pd.DataFrame, base: pd.DataFrame) -> dict[str, Any]:
     row: dict[str, Any] = {"diverged": int(ours["gap"].isna().sum())}
     for name in MEASURES:
-        row |= numbers(name, st.interval(ours[name])) | numbers(f"{name}_less", difference(ours, base, name))
+        row |= {name: st.interval(ours[name]), f"{name}_less": difference(ours, base, name)}
     ratio = (ours["cpu_seconds"] / base["cpu_seconds"]).dropna()
-    return row | numbers("time_ratio", st.geometric_interval(ratio))
-
-
-def numbers(name: str, value: st.Interval) -> dict[str, float]:
-    """A mean with both ends of its interval, as columns."""
-    return {name: value.mean, f"{name}_low": value.low, f"{name}_high": value.high}
+    return row | {"time_ratio": st.geometric_interval(ratio)}
 
 
 # The paper's claim

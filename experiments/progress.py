@@ -1,8 +1,8 @@
-"""Progress of runs: bars on a terminal, otherwise a line of JSON for each finished run."""
+"""Progress of runs: estimates before, bars on a terminal, otherwise a line of JSON for each ended run."""
 
 import json
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Self
@@ -10,49 +10,87 @@ from typing import Any, Self
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
 
-from .attempt import Outcome
-from .results import DamagedRun, is_complete, read_record
-from .runner import PROGRESS, Spec
-from .screen import raw
-from .tasks import TASKS
+from .data import MissingData
+from .jobs import Job, Outcome, unfinished
+from .results import PROGRESS, DamagedRun, Record, read_record
+from .screen import complain, duration, raw, tell
 
+ESTIMATING = 8.0
+"""Approximate limit of the time of all estimates together, in seconds."""
 POLL_EVERY = 0.5
 """Seconds between two looks at the signs of life that runs leave in their folders."""
 SIGN_KINDS = {"step": int | float, "steps": int, "loss": int | float | None}
 """Required entries of a sign of life: key -> type of the value."""
 
 
+def announce(console: Console, jobs: Sequence[Job], results: Path, processes: int | None) -> None:
+    """Print the number of runs and the estimated time; without ``processes``, only the time on one core."""
+    left = unfinished(jobs, results)
+    tell(console, f"{len(jobs)} runs ({len(jobs) - len(left)} done before) in {results}")
+    if left and (seconds := estimate(left, results)):
+        spread = f"{duration(seconds / min(processes, len(left)))} with {processes} jobs, " if processes else ""
+        tell(console, f"Estimated time: {spread}{duration(seconds)} on one core")
+
+
+def estimate(jobs: Sequence[Job], results: Path) -> float:
+    """Seconds that these runs take one after the other, from one seed of each kind. Reports missing data, once."""
+    kinds = {kind(job): job for job in jobs}
+    seconds = dict.fromkeys(kinds, 0.0)
+    missing = {}
+    for name, job in kinds.items():
+        try:
+            seconds[name] = estimate_one(job, min(0.4, ESTIMATING / len(kinds)))
+        except MissingData as problem:
+            missing[str(problem)] = name
+    complain(*missing)
+    return sum(seconds[kind(job)] * share_left(job.folder(results)) for job in jobs)
+
+
+def kind(job: Job) -> tuple[Any, ...]:
+    """What distinguishes a run from others, except for the seed."""
+    return tuple(value for name, value in job.identity.items() if name != "seed")
+
+
+def estimate_one(job: Job, budget: float) -> float:
+    """Seconds of one run; 0 for one that cannot start, which reports the reason when it is run."""
+    try:
+        return job.estimate(budget)
+    except MissingData:
+        raise
+    except Exception:
+        return 0.0
+
+
+def share_left(folder: Path) -> float:
+    """The approximate share that is left of an interrupted run; 1 for any other run."""
+    sign = sign_of_life(folder)
+    return 1 - sign["step"] / sign["steps"] if sign else 1.0
+
+
 @contextmanager
-def shown(console: Console, specs: Sequence[Spec], results: Path) -> Iterator[Any]:
+def shown(console: Console, jobs: Sequence[Job], results: Path) -> Iterator[Callable[[Outcome], None]]:
     """A context around a sweep of these runs; gives the function to call with each outcome."""
     if not console.is_terminal:
-        yield lambda outcome: raw(console, json.dumps(as_record(outcome)))
+        yield lambda outcome: raw(console, json.dumps(as_record(outcome, results)))
         return
-    with Bars(console, specs, results) as bars:
+    with Bars(console, jobs, results) as bars:
         yield bars.done
 
 
-def as_record(outcome: Outcome) -> dict[str, Any]:
+def as_record(outcome: Outcome, results: Path) -> Record:
     """The line of JSON about an ended run."""
-    metric = TASKS[outcome.spec.task].metric
-    return {
-        "task": outcome.spec.task,
-        "variant": outcome.spec.variant,
-        "seed": outcome.spec.seed,
-        "status": outcome.status,
-        "metric": metric,
-        "final": outcome.final.get(metric),
-        "seconds": round(outcome.seconds, 3),
-        "folder": str(outcome.folder),
-        "done_before": outcome.done_before,
-    }
+    record = {"status": outcome.status, **outcome.numbers, "seconds": round(outcome.seconds, 3)}
+    folder = outcome.job.folder(results)
+    place = {"folder": str(folder)} if folder.is_dir() else {}
+    # The seconds of an equation are those that it was given.
+    return {**record, **outcome.job.identity, "done_before": outcome.done_before, **place}
 
 
 class Bars:
     """A bar for each run under way, and one for all, fed by what the runs leave in their folders."""
 
-    def __init__(self, console: Console, specs: Sequence[Spec], results: Path) -> None:
-        self.folders = {spec.folder(results): spec for spec in specs if not is_complete(spec.folder(results))}
+    def __init__(self, console: Console, jobs: Sequence[Job], results: Path) -> None:
+        self.folders = {job.folder(results): job for job in unfinished(jobs, results)}
         # What stopped runs have left is no sign of life. Our clock would not tell: that of the files may lag behind it.
         self.before = {folder: stamp(folder) for folder in self.folders}
         self.ended = 0
@@ -87,10 +125,10 @@ class Bars:
         if outcome.done_before:
             return
         self.ended += 1
-        record = as_record(outcome)
-        number = "" if record["final"] is None else f", {record['metric']} {record['final']:.4g}"
-        line = f"{title(outcome.spec)}: {outcome.status}{number}, {outcome.seconds:.1f} s"
-        self.progress.console.print(line, markup=False, highlight=False)
+        numbers = outcome.numbers
+        number = f", {numbers['metric']} {numbers['final']:.4g}" if numbers.get("final") is not None else ""
+        line = f"{outcome.job.title}: {outcome.status}{number}, {outcome.seconds:.1f} s"
+        tell(self.progress.console, line)
 
     def _watch(self) -> None:
         while not self.stop.wait(POLL_EVERY):
@@ -103,7 +141,7 @@ class Bars:
             self.progress.remove_task(self.bars.pop(folder))
         for folder, sign in alive.items():
             if folder not in self.bars:
-                self.bars[folder] = self.progress.add_task(title(self.folders[folder]), loss="")
+                self.bars[folder] = self.progress.add_task(self.folders[folder].title, loss="")
             loss = "diverged" if sign["loss"] is None else f"loss {sign['loss']:.3g}"
             self.progress.update(self.bars[folder], completed=sign["step"], total=sign["steps"], loss=loss)
         # The parts of runs count too: the time that is left would jump otherwise.
@@ -128,8 +166,3 @@ def sign_of_life(folder: Path, before: int | None = None) -> dict[str, Any] | No
     except DamagedRun:  # it ended meanwhile
         return None
     return sign if sign["steps"] > 0 else None
-
-
-def title(spec: Spec) -> str:
-    """A run in few words."""
-    return f"{spec.task} {spec.variant} seed {spec.seed}"

@@ -1,17 +1,14 @@
 """Provenance of the numbers of a report: commands, versions, machines, dates, and what is missing."""
 
-from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from datetime import UTC, datetime
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
 from .comparison import Comparison, Group
-from .page import wrapped
-from .results import CONFIG, SUMMARY, DamagedRun, read_json
-
-COMMIT = "commit"
+from .results import CONFIG, SUMMARY, DamagedRun, read_record
+from .text import described, distinct
 
 
 def header(tasks: Sequence[Comparison]) -> dict[str, Any]:
@@ -30,41 +27,6 @@ def header(tasks: Sequence[Comparison]) -> dict[str, Any]:
         "hardware": distinct(described(run.config["hardware"]) for run in runs),
         "commands": [command for task in tasks for command in commands(task)],
     }
-
-
-def described(entries: Any) -> str:
-    """A dictionary in words."""
-    return (
-        ", ".join(f"{name} {value}" for name, value in entries.items()) if isinstance(entries, dict) else str(entries)
-    )
-
-
-def distinct(texts: Iterable[str]) -> list[str]:
-    """Each text once; if there are several, with the number of runs of each."""
-    counts = Counter(texts)
-    several = len(counts) > 1
-    return [f"{text} ({count} run{'s' * (count > 1)})" if several else text for text, count in counts.most_common()]
-
-
-def origin(command: str, records: Sequence[Mapping[str, Any]]) -> str:
-    """Command, date, versions, hardware and seeds of the records of a study, for the top of its page."""
-    seeds = seed_ranges({each["seed"] for each in records})
-    hours = sum(each["cpu_seconds"] for each in records) / 3600
-    dates = sorted({str(each.get("date", ""))[:10] for each in records})
-    made = " to ".join(dict.fromkeys((dates[0], dates[-1])))
-    lines = [
-        f"- page made {datetime.now(UTC):%Y-%m-%d} from {len(records)} runs, made {made}",
-        f"- seeds {seeds}, {hours:.2f} core hours",
-        *(f"- {words}" for words in distinct(described(packages(each)) for each in records)),
-        f"- commit {', '.join(distinct(str(each.get('versions', {}).get(COMMIT, 'unknown')) for each in records))}",
-        *(f"- {words}" for words in distinct(described(each.get("hardware", {})) for each in records)),
-    ]
-    return "\n".join([f"`{command} --seeds {seeds}`", "", *(wrapped(line, indent="  ") for line in lines)])
-
-
-def packages(record: Mapping[str, Any]) -> dict[str, Any]:
-    """The versions that a run was made with, except for the commit, which changes more often."""
-    return {name: value for name, value in record.get("versions", {}).items() if name != COMMIT}
 
 
 def commands(task: Comparison) -> Iterator[str]:
@@ -115,7 +77,7 @@ def unfinished(folder: Path) -> str:
     if (folder / SUMMARY).exists():
         return ""
     try:
-        config = read_json(folder / CONFIG)
+        config = read_record(folder / CONFIG)
     except DamagedRun as problem:
         return str(problem)
     return f"{config.get('task')}, {config.get('variant')}, seed {config.get('seed')}: begun, not ended ({folder})"

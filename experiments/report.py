@@ -3,41 +3,36 @@
 import json
 import re
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields
+from math import isfinite
 from pathlib import Path
 from typing import Any
 
 import jinja2
+import numpy as np
 import pandas as pd
 from markupsafe import Markup, escape
 from plotly.offline import get_plotlyjs
 
-from . import figures, page, tables
-from .claims import Verdict, verdicts
-from .comparison import BUDGETS, TIME, Comparison, all_settings, collect
-from .curves import Picture, pictures
+from . import curves, tables
+from .claims import Curve, Verdict, verdicts
+from .comparison import BUDGETS, TIME, Comparison, Group, all_settings, collect
+from .figures import save, styles
+from .page import NothingToReport
+from .pictures import Picture, draw_pictures, pictures
 from .provenance import header, incomplete
 from .results import CONFIG, DamagedRun, Run, load_runs, write_bytes
+from .seeds import Seeds, restricted, seed_sets
 from .tasks import TASKS
+from .text import compared
 
 AXIS_NAMES = {"step": "steps", TIME: "time"}
 """Names of axes in file names of figures."""
-
-
-class NothingToReport(ValueError):
-    """There is no completed run."""
-
-
-@dataclass(frozen=True)
-class ReportPaths:
-    """The files of a report."""
-
-    html: Path
-    figures: list[Path]
-    tables: list[Path]
-    problems: list[str]
-    """Messages about files that could not be read and were left out."""
+DIGITS = 4
+"""Significant digits of a number in a figure: more than can be seen."""
+MOST_PIXELS = 101
+"""Largest number of points along a side of a picture."""
 
 
 @dataclass(frozen=True)
@@ -53,19 +48,20 @@ class Evidence:
     """Messages about files that could not be read."""
 
 
-def build_report(results: Path, out: Path | None = None) -> ReportPaths:
+def build_report(results: Path, out: Path | None = None) -> tuple[Path, list[str]]:
     """Write report.html, tables and figures/ on all completed runs below a folder, into that folder or another one.
 
-    Raises ``NothingToReport``, and ``OSError`` where it cannot write.
+    Returns the page, and a message for each file that could not be read. Raises ``NothingToReport``, and ``OSError``
+    where it cannot write.
     """
     out = out or results
     evidence = gather(results)
     (out / "figures").mkdir(parents=True, exist_ok=True)
-    written_tables = list(write_tables(evidence, out))
+    write_tables(evidence, out)
     html = out / "report.html"
     write_bytes(html, render(evidence).encode())
-    drawn = list(write_figures(evidence, out / "figures"))
-    return ReportPaths(html, drawn, written_tables, evidence.problems)
+    write_figures(evidence, out / "figures")
+    return html, evidence.problems
 
 
 def gather(results: Path) -> Evidence:
@@ -100,48 +96,41 @@ def judgeable(runs: Iterable[Run]) -> tuple[list[Run], list[str]]:
     return complete, problems
 
 
-# Tables
+# Tables and figures
 
 
-def write_tables(evidence: Evidence, out: Path) -> Iterator[Path]:
+def write_tables(evidence: Evidence, out: Path) -> None:
     """comparison, paired, acceptance and claims: numbers as .csv, text as .md; and all runs, one per row."""
+    frames = {"claims": tables.claims_table(evidence.verdicts)}
+    texts = {"claims": tables.claims_text(evidence.verdicts).markdown() + "\n"}
     for name, frame, text in (
-        ("comparison", tables.comparison_table, page.comparison_text),
-        ("paired", tables.paired_table, page.paired_text),
-        ("acceptance", tables.acceptance_table, page.acceptance_text),
+        ("comparison", tables.comparison_table, tables.comparison_text),
+        ("paired", tables.paired_table, tables.paired_text),
+        ("acceptance", tables.acceptance_table, tables.acceptance_text),
+        ("runs", tables.runs_table, None),
     ):
-        numbers = pd.concat([frame(task) for task in evidence.tasks])
-        parts = [(task.title, text(task)) for task in evidence.tasks]
-        words = "\n".join(f"### {title}\n\n{table.markdown()}\n" for title, table in parts if table.rows)
-        yield from _write_table(out, name, numbers, words)
-    runs = out / "runs.csv"
-    write_bytes(runs, pd.concat([tables.runs_table(task) for task in evidence.tasks]).to_csv(index=False).encode())
-    yield runs
-    claims = page.claims_text(evidence.verdicts)
-    yield from _write_table(out, "claims", tables.claims_table(evidence.verdicts), claims.markdown() + "\n")
+        frames[name] = pd.concat([frame(task) for task in evidence.tasks])
+        if text:
+            parts = [(task.title, text(task)) for task in evidence.tasks]
+            texts[name] = "\n".join(f"### {title}\n\n{table.markdown()}\n" for title, table in parts if table.rows)
+    for name, numbers in frames.items():
+        write_bytes(out / f"{name}.csv", numbers.to_csv(index=False).encode())
+    for name, words in texts.items():
+        write_bytes(out / f"{name}.md", words.encode())
 
 
-def _write_table(out: Path, name: str, frame: pd.DataFrame, text: str) -> Iterator[Path]:
-    for path, content in ((out / f"{name}.csv", frame.to_csv(index=False)), (out / f"{name}.md", text)):
-        write_bytes(path, content.encode())
-        yield path
-
-
-# Figures
-
-
-def write_figures(evidence: Evidence, folder: Path) -> Iterator[Path]:
+def write_figures(evidence: Evidence, folder: Path) -> None:
     """Draw every metric of every task against steps and time, solutions, and the figures of claims."""
     for task in evidence.tasks:
         for metric in task.metrics:
             for budget in BUDGETS:
-                figure = figures.draw_metric(task, metric, budget)
-                yield from figures.save(figure, folder, f"{task.task}-{file_name(metric)}-{AXIS_NAMES[budget]}")
+                name = f"{task.task}-{file_name(metric)}-{AXIS_NAMES[budget]}"
+                save(curves.draw_metric(task, metric, budget), folder, name)
         if drawn := evidence.pictures.get(task.task):
-            yield from figures.save(figures.draw_pictures(task.title, drawn), folder, f"{task.task}-solution")
+            save(draw_pictures(task.title, drawn), folder, f"{task.task}-solution")
     for verdict in evidence.verdicts:
         if verdict.figure:
-            yield from figures.save(figures.draw_curve(verdict.figure), folder, f"claim-{file_name(verdict.name)}")
+            save(curves.draw_curve(verdict.figure), folder, f"claim-{file_name(verdict.name)}")
 
 
 def file_name(text: str) -> str:
@@ -170,7 +159,7 @@ def render(evidence: Evidence) -> str:
         tasks=[task_section(evidence, task) for task in evidence.tasks],
         verdicts=evidence.verdicts,
         outcomes=Counter(verdict.outcome for verdict in evidence.verdicts),
-        data=embedded(figure_data(evidence)),
+        data=embedded(all_data(evidence)),
         plotly=get_plotlyjs(),
     )
 
@@ -190,23 +179,87 @@ def task_section(evidence: Evidence, task: Comparison) -> dict[str, Any]:
         "metrics": task.metrics,
         "single": [group.label for group in task.groups if len(group.traces) == 1],
         "diverged": [f"{group.label}: {group.remark}" for group in task.groups if group.diverged],
-        "comparison": page.comparison_text(task),
-        "paired": page.paired_text(task),
-        "acceptance": page.acceptance_text(task),
+        "comparison": tables.comparison_text(task),
+        "paired": tables.paired_text(task),
+        "acceptance": tables.acceptance_text(task),
         "pictures": drawn,
-        "chosen": page.compared(drawn[-1].against) if drawn and drawn[-1].against else "",
+        "chosen": compared(drawn[-1].against) if drawn and drawn[-1].against else "",
     }
 
 
-def figure_data(evidence: Evidence) -> dict[str, Any]:
+# Numbers for the interactive figures
+
+
+def all_data(evidence: Evidence) -> dict[str, Any]:
     """The numbers behind all interactive figures."""
     return {
-        "tasks": {task.task: page.figure_data(task) for task in evidence.tasks},
-        "pictures": {name: [page.picture_data(p) for p in drawn] for name, drawn in evidence.pictures.items()},
-        "claims": {v.name: page.claim_data(v.figure) for v in evidence.verdicts if v.figure},
+        "tasks": {task.task: figure_data(task) for task in evidence.tasks},
+        "pictures": {name: [picture_data(each) for each in drawn] for name, drawn in evidence.pictures.items()},
+        "claims": {verdict.name: claim_data(verdict.figure) for verdict in evidence.verdicts if verdict.figure},
     }
 
 
 def embedded(data: Mapping[str, Any]) -> str:
     """JSON that can stand inside a script element."""
     return json.dumps(data, separators=(",", ":"), allow_nan=False).replace("<", "\\u003c")
+
+
+def rounded(values: Iterable[float]) -> list[float | None]:
+    """Short numbers for the page; null for those that are not finite."""
+    return [float(f"{value:.{DIGITS}g}") if isfinite(value) else None for value in map(float, values)]
+
+
+def figure_data(task: Comparison) -> dict[str, Any]:
+    """All that the page's script needs to draw the figures of a task."""
+    looks, sets = styles(group.variant for group in task.groups), seed_sets(task)
+    groups = [
+        {"variant": group.variant, "kind": group.kind, "label": group.label, "remark": group.remark}
+        | vars(looks[group.variant])
+        | {"ownSeeds": sets.index(tuple(group.seeds))}
+        for group in task.groups
+    ]
+    metrics = {
+        name: {
+            "label": label,
+            "log": curves.logarithmic(task, name),
+            "references": curves.reference_lines(task, name),
+            "curves": {group.variant: _curves(group, name, sets) for group in task.groups},
+        }
+        for name, label in task.metrics.items()
+    }
+    return {"groups": groups, "axes": curves.AXES, "seedCounts": [len(seeds) for seeds in sets], "metrics": metrics}
+
+
+def _curves(group: Group, metric: str, sets: Sequence[Seeds]) -> dict[int, dict[str, Any]]:
+    """Curves by the index of the set of seeds that they average over, for the sets that the group contains."""
+    found = {}
+    for place, seeds in enumerate(sets):
+        if set(seeds) <= set(group.seeds):
+            part = restricted(group, seeds)
+            mean, lost = curves.mean_curve(part, metric), curves.diverged_curves(part, metric)
+            found[place] = {"mean": mean and _curve(mean), "diverged": [_curve(curve) for curve in lost]}
+    return found
+
+
+def _curve(curve: curves.MeanCurve) -> dict[str, Any]:
+    numbers = {"step": curve.steps, TIME: curve.seconds, "mean": curve.mean}
+    if np.isfinite(curve.low).any():
+        numbers |= {"low": curve.low, "high": curve.high}
+    return {name: rounded(values) for name, values in numbers.items()}
+
+
+def claim_data(curve: Curve) -> dict[str, Any]:
+    """The figure behind a claim."""
+    looks = curves.curve_styles(curve)
+    series = [{"name": name, "x": rounded(x), "y": rounded(y)} | vars(looks[name])
+              for name, (x, y) in curve.series.items()]  # fmt: skip
+    labels = {"title": curve.title, "xLabel": curve.x_label, "yLabel": curve.y_label}
+    return labels | {"logX": curve.log_x, "logY": curve.log_y, "series": series}
+
+
+def picture_data(picture: Picture) -> dict[str, Any]:
+    """A picture reduced to the points that a page needs."""
+    rows, columns = (max(1, -(-size // MOST_PIXELS)) for size in picture.exact.shape)
+    fields = {"exact": picture.exact, "predicted": picture.predicted, "error": picture.error}
+    small = {name: [rounded(line) for line in values[::rows, ::columns]] for name, values in fields.items()}
+    return small | {"x": rounded(picture.x[::rows]), "t": rounded(picture.t[::columns]), "label": picture.label}

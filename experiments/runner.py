@@ -3,37 +3,50 @@
 import io
 import json
 import math
-import platform
-import subprocess
 import time
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import MISSING, asdict, dataclass, field, fields
-from datetime import UTC, datetime
 from difflib import get_close_matches
-from functools import cache
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any, TypeVar
 
-import numpy as np
 import torch
 
-from . import results
+from .jobs import CHECKPOINT_EVERY, Job, Outcome
 from .methods import METHODS, Method
-from .results import CONFIG, DIVERGED, FINISHED, METRICS, PICTURES, SUMMARY, DamagedRun, write_bytes, write_json
+from .results import (
+    CHECKPOINT,
+    CONFIG,
+    DIVERGED,
+    FINISHED,
+    METRICS,
+    PICTURES,
+    PROGRESS,
+    SUMMARY,
+    DamagedRun,
+    alone_in,
+    finite,
+    is_complete,
+    load_run,
+    origin,
+    run_folder,
+    write_arrays,
+    write_bytes,
+    write_json,
+)
+from .screen import UserError
 from .task import Metrics, Problem, Task
 from .tasks import TASKS
 from .trainers import Trainer
 
-CHECKPOINT, PROGRESS = "checkpoint.pt", "progress.json"
 PROFILES = ("quick", "paper")
 PROGRESS_EVERY = 0.5
 """Seconds."""
 T = TypeVar("T")
 
 
-class UnknownName(ValueError):
+class UnknownName(UserError, ValueError):
     """An unknown task, method, profile or setting; the message suggests similar names."""
 
     def __init__(self, kind: str, name: str, known: Iterable[str]) -> None:
@@ -42,13 +55,13 @@ class UnknownName(ValueError):
         super().__init__(f"No {kind} is called {name!r}. {hint}")
 
 
-class OtherSettings(ValueError):
+class OtherSettings(UserError, ValueError):
     """The folder of a run contains this run with other settings."""
 
 
 @dataclass(frozen=True)
-class Spec:
-    """What to run."""
+class Spec(Job):
+    """A run of a task, recorded step by step."""
 
     task: str
     method: str
@@ -64,9 +77,40 @@ class Spec:
         changes = ",".join(f"{name}={value}" for name, value in sorted(self.overrides.items()))
         return f"{self.method}[{changes}]" if changes else self.method
 
-    def folder(self, root: Path) -> Path:
-        """The folder of the run below a results folder."""
-        return results.run_folder(root, self.task, self.variant, self.seed)
+    @property
+    def identity(self) -> dict[str, Any]:
+        """What distinguishes the run from others."""
+        return {"task": self.task, "variant": self.variant, "seed": self.seed}
+
+    def folder(self, results: Path) -> Path:
+        """The folder for files of this run alone."""
+        return run_folder(results, self.task, self.variant, self.seed)
+
+    def is_done(self, results: Path) -> bool:
+        """Whether its results are there."""
+        return is_complete(self.folder(results))
+
+    def make(self, results: Path, checkpoint_every: float = CHECKPOINT_EVERY) -> Outcome:
+        """Make the run, or what is missing of it."""
+        folder = self.folder(results)
+        folder.mkdir(parents=True, exist_ok=True)
+        with alone_in(folder):
+            summary = load_run(run(self, results, checkpoint_every)).summary
+        metric = TASKS[self.task].metric
+        numbers = {"metric": metric, "final": summary["final"].get(metric)}
+        return Outcome(self, summary["status"], numbers, summary["seconds"])
+
+    def estimate(self, budget: float = 0.4) -> float:
+        """Estimated processor seconds, from the first steps; takes about ``budget`` seconds."""
+        with isolated():
+            training = Training(self.resolve(), METHODS[self.method], self.seed, self.rate)
+            for _ in range(2):
+                training.advance()
+            first, started = training.step, time.process_time()
+            while time.process_time() - started < budget and not training.outcome:
+                training.advance()
+            spent = time.process_time() - started
+        return spent * training.task.steps / max(training.step - first, 1)
 
     def resolve(self) -> Task:
         """The task with all its settings; raises ``UnknownName``, or ``ValueError`` for a wrong value."""
@@ -182,15 +226,15 @@ class Training:
         self.rows = state["rows"]
 
 
-def run(spec: Spec, root: Path, checkpoint_every: float = 60.0) -> Path:
+def run(spec: Spec, results: Path, checkpoint_every: float = CHECKPOINT_EVERY) -> Path:
     """Make a run, or the rest of it, below a results folder; returns the folder of the run."""
     task, method = spec.resolve(), METHODS[spec.method]
-    folder, config = spec.folder(root), describe(spec, task)
-    if results.is_complete(folder):
+    folder, config = spec.folder(results), describe(spec, task)
+    if is_complete(folder):
         check_same(folder, config)
         return folder
     folder.mkdir(parents=True, exist_ok=True)
-    with one_thread(), torch.random.fork_rng(devices=[]):
+    with isolated():
         training = Training(task, method, spec.seed, spec.rate)
         resume(training, folder, config)
         write_json(folder / CONFIG, config)
@@ -209,22 +253,23 @@ def train(training: Training, folder: Path, config: Mapping[str, Any], checkpoin
         now = time.monotonic()
         if now - told >= PROGRESS_EVERY:
             told = now
-            show_progress(training, folder)
+            sign = {"step": training.step, "steps": training.task.steps, "seconds": training.seconds}
+            write_json(folder / PROGRESS, sign | {"loss": training.rows[-1]["loss"]})
         if now - saved >= checkpoint_every:
             saved = now
-            save_checkpoint(training, folder, config)
+            buffer = io.BytesIO()
+            torch.save(training.state_dict() | {"identity": identity(config)}, buffer)
+            write_bytes(folder / CHECKPOINT, buffer.getvalue())
 
 
 def finish(training: Training, folder: Path, config: Mapping[str, Any]) -> None:
     """Write the results, the summary last: with it the run is complete."""
-    lines = (json.dumps({name: finite(value) for name, value in row.items()}) for row in training.rows)
+    lines = (json.dumps(finite(row)) for row in training.rows)
     write_bytes(folder / METRICS, ("\n".join(lines) + "\n").encode())
     with training.trainer.evaluation_weights(), torch.no_grad():
         if pictures := training.problem.pictures():
-            buffer = io.BytesIO()
-            np.savez_compressed(buffer, allow_pickle=False, **pictures)
-            write_bytes(folder / PICTURES, buffer.getvalue())
-    write_json(folder / SUMMARY, finite(training.summary() | {"learning_rate": config["learning_rate"]}))
+            write_arrays(folder / PICTURES, pictures)
+    write_json(folder / SUMMARY, training.summary() | {"learning_rate": config["learning_rate"]})
     for name in (CHECKPOINT, PROGRESS):
         (folder / name).unlink(missing_ok=True)
 
@@ -239,25 +284,8 @@ def resume(training: Training, folder: Path, config: Mapping[str, Any]) -> None:
         if state["identity"] == identity(config):
             training.load_state_dict(state)
     except Exception as error:  # there is no end to what unpickling and loading may raise
-        raise DamagedRun(f"{path}: cannot be resumed ({type(error).__name__}: {first_line(error)})") from error
-
-
-def first_line(error: Exception) -> str:
-    """The message without the advice to programmers that PyTorch appends."""
-    return str(error).partition("\n")[0]
-
-
-def save_checkpoint(training: Training, folder: Path, config: Mapping[str, Any]) -> None:
-    """Keep what ``resume`` needs."""
-    buffer = io.BytesIO()
-    torch.save(training.state_dict() | {"identity": identity(config)}, buffer)
-    write_bytes(folder / CHECKPOINT, buffer.getvalue())
-
-
-def show_progress(training: Training, folder: Path) -> None:
-    """A sign of life for whoever watches the folder."""
-    row = {"step": training.step, "steps": training.task.steps, "seconds": training.seconds}
-    write_json(folder / PROGRESS, row | {"loss": finite(training.rows[-1]["loss"])})
+        message = str(error).partition("\n")[0]  # without the advice to programmers that PyTorch appends
+        raise DamagedRun(f"{path}: cannot be resumed ({type(error).__name__}: {message})") from error
 
 
 def describe(spec: Spec, task: Task) -> dict[str, Any]:
@@ -271,22 +299,8 @@ def describe(spec: Spec, task: Task) -> dict[str, Any]:
         "settings": finite(asdict(task)),
         "overrides": finite(dict(spec.overrides)),
         "learning_rate": spec.rate,
-        "versions": versions(),
-        "hardware": {"machine": platform.machine(), "cpu": processor(), "threads": 1},
-        "date": datetime.now(UTC).isoformat(timespec="seconds"),
+        **origin(),
     }
-
-
-@cache
-def versions() -> dict[str, str]:
-    """Versions of everything that results may depend on; with the commit if the library runs from its repository."""
-    names = ("torch-anderson", "torch", "numpy", "schedulefree", "pytorch_optimizer")
-    packages = {name: version(name) for name in names}
-    git = subprocess.run(
-        ["git", "-C", str(Path(__file__).parent), "rev-parse", "--short", "HEAD"], capture_output=True, text=True
-    )
-    commit = {} if git.returncode else {"commit": git.stdout.strip()}
-    return packages | {"python": platform.python_version()} | commit
 
 
 def identity(config: Mapping[str, Any]) -> str:
@@ -296,7 +310,7 @@ def identity(config: Mapping[str, Any]) -> str:
 
 def check_same(folder: Path, config: Mapping[str, Any]) -> None:
     """Refuse to take one run for another; raises ``OtherSettings``."""
-    kept = dict(results.load_run(folder).config)
+    kept = dict(load_run(folder).config)
     # A setting that the library got later had its default then.
     kept["settings"] = {**defaults(config["task"]), **kept["settings"]}
     if identity(kept) == identity(config):
@@ -311,20 +325,6 @@ def check_same(folder: Path, config: Mapping[str, Any]) -> None:
 def defaults(task: str) -> dict[str, Any]:
     """The settings of a task that have a default."""
     return {setting.name: setting.default for setting in fields(TASKS[task]) if setting.default is not MISSING}
-
-
-def estimate_seconds(spec: Spec, budget: float = 0.4) -> float:
-    """Estimated processor seconds of a run, from its first steps; takes about ``budget`` seconds."""
-    task, method = spec.resolve(), METHODS[spec.method]
-    with one_thread(), torch.random.fork_rng(devices=[]):
-        training = Training(task, method, spec.seed, spec.rate)
-        for _ in range(2):
-            training.advance()
-        first, started = training.step, time.process_time()
-        while time.process_time() - started < budget and not training.outcome:
-            training.advance()
-        spent = time.process_time() - started
-    return spent * task.steps / max(training.step - first, 1)
 
 
 @contextmanager
@@ -345,32 +345,15 @@ def observer(spec: Spec, folder: Path) -> Iterator[Any]:
 
 
 @contextmanager
-def one_thread() -> Iterator[None]:
-    """One thread: runs side by side do not compete, and the order of sums does not depend on the machine's cores."""
+def isolated() -> Iterator[None]:
+    """A context with separate random numbers and one thread.
+
+    With one thread, runs side by side do not compete, and the order of sums does not depend on the machine's cores.
+    """
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
-        yield
+        with torch.random.fork_rng(devices=[]):
+            yield
     finally:
         torch.set_num_threads(threads)
-
-
-def finite(value: Any) -> Any:
-    """A copy with null for each number that JSON cannot represent."""
-    match value:
-        case dict():
-            return {key: finite(entry) for key, entry in value.items()}
-        case list() | tuple():
-            return [finite(entry) for entry in value]
-        case float() if not math.isfinite(value):
-            return None
-    return value
-
-
-def processor() -> str:
-    """The name of the processor, if the system provides it."""
-    info = Path("/proc/cpuinfo")
-    lines = info.read_text().splitlines() if info.exists() else []
-    return next(
-        (line.partition(":")[2].strip() for line in lines if line.startswith("model name")), platform.processor()
-    )

@@ -9,9 +9,14 @@ from rich.text import Text
 Rows = Iterable[Sequence[str]]
 
 
-def complain(message: str) -> None:
+class UserError(Exception):
+    """An error that users can fix: it is printed without a traceback."""
+
+
+def complain(*messages: str) -> None:
     """Print to standard error without wrapping, so that other programs can read it."""
-    Console(stderr=True).print(message, markup=False, highlight=False, soft_wrap=True)
+    for message in messages:
+        Console(stderr=True).print(message, markup=False, highlight=False, soft_wrap=True)
 
 
 def tell(console: Console, message: str) -> None:

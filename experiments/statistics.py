@@ -4,9 +4,10 @@ Everything is at 95 % confidence and over seeds. Positive quantities, as errors 
 ratio: its logarithm is what a t interval suits.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from math import nan
+from math import inf, nan
+from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -94,6 +95,26 @@ def geometric_interval(values: ArrayLike) -> Interval:
     return Interval(mean, low, high, logs.count)
 
 
+def geometric_mean(values: ArrayLike) -> float:
+    """The geometric mean of positive values; infinite if one is, NaN if there is none.
+
+    >>> geometric_mean([1.0, 4.0]), geometric_mean([1.0, inf])
+    (2.0, inf)
+    """
+    logs = np.log(np.asarray(values, dtype=float))
+    return float(np.exp(logs.mean())) if logs.size else nan
+
+
+def median(values: ArrayLike) -> float:
+    """The median; infinite where half of the values or more are, NaN if there is none.
+
+    >>> median([3, inf, 1]), median([3, inf])
+    (3.0, inf)
+    """
+    array = np.asarray(values, dtype=float)
+    return float(np.median(array)) if array.size else nan
+
+
 def band(values: ArrayLike) -> tuple[Floats, Floats, Floats]:
     """Mean and both ends of the interval at each point; ``values`` has a row for each seed, NaN where there is none.
 
@@ -152,6 +173,33 @@ def value_at(positions: ArrayLike, values: ArrayLike, limit: float) -> float:
     """
     index = int(np.searchsorted(np.asarray(positions), limit, side="right")) - 1
     return float(np.asarray(values)[index]) if index >= 0 else nan
+
+
+def reached_at(positions: ArrayLike, values: ArrayLike, target: float) -> float:
+    """The step or the time of the first value that is not above the target; infinite if there is none.
+
+    >>> reached_at([10, 20, 30], [3.0, 2.0, 1.0], 2.5), reached_at([10], [3.0], 2.5)
+    (20.0, inf)
+    """
+    there = np.asarray(values, dtype=float) <= target
+    return float(np.asarray(positions)[there.argmax()]) if there.any() else inf
+
+
+def profile(costs: Mapping[str, Mapping[Any, float]]) -> dict[str, tuple[list[float], list[float]]]:
+    """Dolan and Moré's performance profile of each method: factors, and the share of problems solved within each.
+
+    ``costs`` has the cost or time of each method on each problem, infinite where it did not solve it.
+
+    >>> profile({"a": {("t", 0): 1.0, ("t", 1): 6.0}, "b": {("t", 0): 4.0, ("t", 1): 3.0}})["a"]
+    ([1.0, 2.0], [0.5, 1.0])
+    """
+    least = {problem: min(other.get(problem, inf) for other in costs.values())
+             for own in costs.values() for problem in own}  # fmt: skip
+    found = {}
+    for method, own in costs.items():
+        factors = sorted(cost / least[problem] for problem, cost in own.items() if cost < inf)
+        found[method] = factors, [place / len(own) for place in range(1, len(factors) + 1)]
+    return found
 
 
 def on_grid(positions: ArrayLike, values: ArrayLike, grid: ArrayLike) -> Floats:

@@ -40,14 +40,6 @@ class Problem(ABC):
         """
 
     @abstractmethod
-    def outputs(self, step: int, factor: int = 1) -> tuple[Tensor, ...]:
-        """The model's outputs on that batch: (predictions, targets), or residuals that training drives to zero.
-
-        Their mean square or cross-entropy, as ``Task.loss`` says, is the training loss. With a ``factor`` above 1, they
-        are outputs on a fresh batch, ``factor`` times as large, which depends on the seed and the step alone as well.
-        """
-
-    @abstractmethod
     def evaluate(self) -> Metrics:
         """Validation metrics at the model's present weights, including ``Task.metric``."""
 
@@ -74,8 +66,6 @@ class Task(ABC):
     """All that ``Problem.evaluate`` returns, with a label for each."""
     quick: ClassVar[Mapping[str, Any]]
     """Settings of the quick profile that differ."""
-    loss: ClassVar[str]
-    """How the training loss follows from ``Problem.outputs``: the option ``loss`` of ``GaussNewton``."""
     pinn: ClassVar[bool] = False
     """Whether it is a physics-informed network: L-BFGS is a peer there."""
 
@@ -92,9 +82,7 @@ class Task(ABC):
     optimizer: str = "adam"
     """The base optimizer: adam, nesterov (momentum 0.9) or sgd."""
     forward_cost: float = 1 / 3
-    """Cost of ``Problem.outputs`` without a graph, relative to a gradient evaluation."""
-    probe_factor: int = 1
-    """Size of the batch on which Gauss-Newton jumps are computed, in batches; 1 for the batch of the step."""
+    """Cost of ``Problem.loss`` without a graph, relative to a gradient evaluation."""
     tol: float = 0.0
     """Stop when the loss on a batch is below this (the paper's stop test)."""
 
@@ -113,8 +101,6 @@ class Task(ABC):
 
     def __post_init__(self) -> None:
         check_ranges(self)
-        if self.probe_factor < 1:
-            raise ValueError(f"Invalid probe_factor: {self.probe_factor}. Allowed: 1 and more batches.")
 
     @abstractmethod
     def start(self, seed: int) -> Problem:

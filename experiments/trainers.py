@@ -1,13 +1,14 @@
-"""How methods train: an optimizer with its schedule, and the weights that are evaluated."""
+"""How methods train on tasks: an optimizer with its schedule, and the weights that are evaluated."""
 
 import copy
 import math
 import time
+from collections import deque
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import partial
 from statistics import median
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from schedulefree import AdamWScheduleFree
@@ -32,6 +33,9 @@ class Trainer:
     ``Task.forward_cost``. Batches are numbered by steps; schedules depend on the cost so far, so that they fit the
     budget.
     """
+
+    kept: ClassVar[tuple[str, ...]] = ()
+    """Attributes that belong to a checkpoint, besides those of every trainer."""
 
     def __init__(self, task: Task, model: nn.Module, optimizer: Optimizer) -> None:
         self.task = task
@@ -75,14 +79,29 @@ class Trainer:
 
     def state_dict(self) -> dict[str, Any]:
         """Everything that changes while training, for a checkpoint."""
-        optimizer, schedule = self.optimizer.state_dict(), self.schedule.state_dict()
-        return {"optimizer": optimizer, "schedule": schedule, "counters": [self.steps, self.spent]}
+        state: dict[str, Any] = {"counters": [self.steps, self.spent]}
+        for name in ("optimizer", "schedule", *self.kept):
+            value = getattr(self, name)
+            state[name] = value.state_dict() if hasattr(value, "state_dict") else copy.deepcopy(value)
+        return state
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Continue from a checkpoint."""
         self.steps, self.spent = state["counters"]
-        self.optimizer.load_state_dict(state["optimizer"])
-        self.schedule.load_state_dict(state["schedule"])
+        for name in ("optimizer", "schedule", *self.kept):
+            value, saved = getattr(self, name), copy.deepcopy(state[name])
+            if hasattr(value, "load_state_dict"):
+                value.load_state_dict(saved)
+            else:
+                setattr(self, name, saved)
+
+
+class CosineTrainer(Trainer):
+    """With a schedule that goes down to zero over the run along half a cosine."""
+
+    def rate_factor(self) -> float:
+        """By the share of the budget that is spent."""
+        return (1 + math.cos(math.pi * min(self.spent / self.task.steps, 1.0))) / 2
 
 
 class AndersonTrainer(Trainer):
@@ -90,6 +109,7 @@ class AndersonTrainer(Trainer):
 
     SAMPLE_EVERY = 10
     """Jumps from one sampled to the next: each condition number costs an eigenvalue problem."""
+    kept = ("sample", "seen")
 
     optimizer: Anderson
 
@@ -102,14 +122,9 @@ class AndersonTrainer(Trainer):
     def step(self, problem: Problem, step: int) -> tuple[float, float]:
         """The plain step; forward passes of ``safeguard="loss"`` are added to its cost."""
         self.optimizer.set_batch(loss_fn=partial(problem.loss, step))
-        before = self.evaluations
+        before = self.optimizer.stats.counts["extra_evaluations"]
         loss, cost = super().step(problem, step)
-        return loss, cost + self.task.forward_cost * (self.evaluations - before)
-
-    @property
-    def evaluations(self) -> int:
-        """Number of forward passes that the accelerator has made."""
-        return self.optimizer.stats.counts["extra_evaluations"]
+        return loss, cost + self.task.forward_cost * (self.optimizer.stats.counts["extra_evaluations"] - before)
 
     def _look(self, record: JumpRecord) -> None:
         if self.seen % self.SAMPLE_EVERY == 0:
@@ -125,15 +140,6 @@ class AndersonTrainer(Trainer):
         medians = {"condition_number": [x for x in conditions if not math.isnan(x)], "gain": gains}
         return counts | {name: median(values) for name, values in medians.items() if values}
 
-    def state_dict(self) -> dict[str, Any]:
-        """The state of training with the sample."""
-        return super().state_dict() | {"sample": list(self.sample), "seen": self.seen}
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Restore the state of training and the sample."""
-        super().load_state_dict(state)
-        self.sample, self.seen = list(state["sample"]), state["seen"]
-
 
 class TangentTrainer(Trainer):
     """GaussNewton along the tangent, which draws points and takes gradients by itself.
@@ -143,13 +149,11 @@ class TangentTrainer(Trainer):
 
     GRADIENTS = 5
     """Gradients whose median time is the unit of cost."""
+    kept = ("unit",)
 
     optimizer: GaussNewton
-
-    def __init__(self, task: Task, model: nn.Module, optimizer: GaussNewton) -> None:
-        super().__init__(task, model, optimizer)
-        self.unit = 0.0
-        """Processor seconds of a gradient."""
+    unit = 0.0
+    """Processor seconds of a gradient."""
 
     def step(self, problem: Problem, step: int) -> tuple[float, float]:
         """Jump, or make a step of the base."""
@@ -163,18 +167,11 @@ class TangentTrainer(Trainer):
         """The accelerator's counters."""
         return {name: count for name, count in self.optimizer.stats.counts.items() if count}
 
-    def state_dict(self) -> dict[str, Any]:
-        """The state, including the unit of cost."""
-        return super().state_dict() | {"unit": self.unit}
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Load the state, including the unit of cost."""
-        super().load_state_dict(state)
-        self.unit = state["unit"]
-
 
 class AveragingTrainer(Trainer):
     """The base, evaluated at an average of its weights from step ``start`` on."""
+
+    kept = ("average",)
 
     def __init__(self, task: Task, model: nn.Module, optimizer: Optimizer, average: AveragedModel, start: int) -> None:
         super().__init__(task, model, optimizer)
@@ -187,27 +184,15 @@ class AveragingTrainer(Trainer):
             self.average.update_parameters(self.model)
         return outcome
 
-    @contextmanager
-    def evaluation_weights(self) -> Iterator[None]:
+    def evaluation_weights(self) -> AbstractContextManager[None]:
         """The evaluation weights: the average, once there is one."""
-        if not self.average.n_averaged:
-            yield
-            return
-        with swapped(self.model, list(self.average.module.parameters())):
-            yield
-
-    def state_dict(self) -> dict[str, Any]:
-        """The state, including the average."""
-        return super().state_dict() | {"average": self.average.state_dict()}
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Load the state, including the average."""
-        super().load_state_dict(state)
-        self.average.load_state_dict(state["average"])
+        return swapped(self.model, list(self.average.module.parameters())) if self.average.n_averaged else nullcontext()
 
 
 class LookaheadTrainer(Trainer):
     """Slow weights that move a part of the way towards the fast ones every few steps (Zhang et al. 2019)."""
+
+    kept = ("slow",)
 
     def __init__(self, task: Task, model: nn.Module, optimizer: Optimizer) -> None:
         super().__init__(task, model, optimizer)
@@ -226,15 +211,6 @@ class LookaheadTrainer(Trainer):
         """The slow weights."""
         return swapped(self.model, self.slow)
 
-    def state_dict(self) -> dict[str, Any]:
-        """The state, including the slow weights."""
-        return super().state_dict() | {"slow": self.slow}
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Load the state, including the slow weights."""
-        super().load_state_dict(state)
-        torch._foreach_copy_(self.slow, state["slow"])
-
 
 class ScheduleFreeTrainer(Trainer):
     """Schedule-free AdamW (Defazio et al. 2024), which averages in place of a schedule."""
@@ -252,13 +228,13 @@ class ScheduleFreeTrainer(Trainer):
     @contextmanager
     def evaluation_weights(self) -> Iterator[None]:
         """The averaged weights. Those of training are restored from a copy, as converting back would round."""
-        training = [parameter.detach().clone() for parameter in self.model.parameters()]
-        self.optimizer.eval()
-        try:
-            yield
-        finally:
-            self.optimizer.train()
-            torch._foreach_copy_([parameter.detach() for parameter in self.model.parameters()], training)
+        parameters = [parameter.detach() for parameter in self.model.parameters()]
+        with swapped(self.model, parameters):
+            self.optimizer.eval()
+            try:
+                yield
+            finally:
+                self.optimizer.train()
 
 
 class LBFGSTrainer(Trainer):
@@ -266,6 +242,7 @@ class LBFGSTrainer(Trainer):
 
     EVALUATIONS = 25
     """Largest number of gradients in one call."""
+    kept = ("lbfgs",)
 
     def __init__(self, task: Task, model: nn.Module, optimizer: Optimizer) -> None:
         super().__init__(task, model, optimizer)
@@ -291,14 +268,47 @@ class LBFGSTrainer(Trainer):
         self.lbfgs.param_groups[0]["max_eval"] = min(self.EVALUATIONS, math.ceil(self.task.steps - self.spent))
         return self.lbfgs.step(closure).item(), evaluations
 
-    def state_dict(self) -> dict[str, Any]:
-        """The state, including that of L-BFGS."""
-        return super().state_dict() | {"lbfgs": self.lbfgs.state_dict()}
 
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Load the state, including that of L-BFGS."""
-        super().load_state_dict(state)
-        self.lbfgs.load_state_dict(copy.deepcopy(state["lbfgs"]))
+class ReferenceTrainer(Trainer):
+    """The paper's implementation, with its safeguard: a closure for the base step and two losses a jump.
+
+    It keeps its history outside of the optimizer's state.
+    """
+
+    COUNTERS = ("acc_call_counter", "acc_store_counter")
+    HISTORY = "acc_param_hist"
+    kept = ("memory",)
+
+    @property
+    def memory(self) -> dict[str, Any]:
+        """The history and the counters."""
+        counters = {name: getattr(self.optimizer, name) for name in self.COUNTERS}
+        return counters | {self.HISTORY: [list(iterates) for iterates in getattr(self.optimizer, self.HISTORY)]}
+
+    @memory.setter
+    def memory(self, saved: dict[str, Any]) -> None:
+        lengths = [iterates.maxlen for iterates in getattr(self.optimizer, self.HISTORY)]
+        history = [deque(iterates, length) for iterates, length in zip(saved[self.HISTORY], lengths, strict=True)]
+        for name, value in (saved | {self.HISTORY: history}).items():
+            setattr(self.optimizer, name, value)
+
+    def step(self, problem: Problem, step: int) -> tuple[float, float]:
+        """It calls the closure with gradients for the base's step, and without for the losses it compares."""
+        losses: list[float] = []
+        cost = 0.0
+
+        def closure() -> float:
+            nonlocal cost
+            loss = problem.loss(step)
+            losses.append(loss.item())
+            cost += 1 if torch.is_grad_enabled() else self.task.forward_cost
+            if torch.is_grad_enabled():
+                self.optimizer.zero_grad()
+                loss.backward()
+            return losses[-1]
+
+        self.optimizer.step(closure)
+        return losses[0], cost
 
 
 def gradient_seconds(problem: Problem) -> float:

@@ -2,15 +2,15 @@
 
 import json
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Mapping
 from datetime import UTC, datetime
 from pathlib import Path
 from statistics import fmean
 from typing import Any
 
 from .methods import METHODS
-from .results import load_run, write_json
-from .runner import Spec, finite, versions
+from .results import finite, load_run, versions, write_json
+from .runner import Spec
 from .tuning import TABLE, table
 
 FACTORS = (0.1, 0.3, 1.0, 3.0)
@@ -27,42 +27,52 @@ def specs(task: str) -> list[Spec]:
     shorter = {"steps": settings.steps // SHORTER}
     if settings.decay_every:
         shorter["decay_every"] = settings.decay_every // SHORTER
-    rates = [float(f"{settings.learning_rate * factor:.3g}") for factor in FACTORS]
     methods = [name for name, method in METHODS.items() if method.tuned and method.applies(settings)]
     return [
         Spec(task, method, seed, overrides={"learning_rate": rate, **shorter})
         for seed in SEEDS
         for method in methods
-        for rate in rates
+        for rate in rates(settings.learning_rate)
     ]
+
+
+def rates(centre: float) -> list[float]:
+    """The rates to try.
+
+    >>> rates(0.001)
+    [0.0001, 0.0003, 0.001, 0.003]
+    """
+    return [float(f"{centre * factor:.3g}") for factor in FACTORS]
+
+
+def means(
+    specs: Iterable[Spec], results: Path, metric: str, mean: Callable[[list[float]], float]
+) -> dict[str, dict[float, float]]:
+    """Method -> rate -> mean over seeds of the metric at the end; infinite if a run diverged."""
+    ends: dict[str, dict[float, list[float]]] = {}
+    for spec in specs:
+        run = load_run(spec.folder(results))
+        end = math.inf if run.diverged else float(run.summary["final"][metric])
+        ends.setdefault(spec.method, {}).setdefault(spec.overrides["learning_rate"], []).append(end)
+    return {method: {rate: mean(values) for rate, values in tried.items()} for method, tried in ends.items()}
 
 
 def best_rates(task: str, results: Path) -> dict[str, Any]:
     """The task's entry in the table of tuned rates, from the runs of ``specs``: for each method the rate with the
     lowest mean over seeds. Rates at which a run diverged are excluded."""
-    tried: dict[str, dict[float, list[float]]] = {}
-    for spec in specs(task):
-        by_rate = tried.setdefault(spec.method, {})
-        by_rate.setdefault(spec.overrides["learning_rate"], []).append(final_metric(spec, results))
-    means = {method: {rate: fmean(finals) for rate, finals in rates.items()} for method, rates in tried.items()}
     settings = specs(task)[0].resolve()
+    scores = means(specs(task), results, settings.metric, fmean)
     return {
         "metric": settings.metric,
         "seeds": list(SEEDS),
         "steps": settings.steps,
         "date": datetime.now(UTC).date().isoformat(),
         "versions": versions(),
-        "rates": {method: min(scores, key=scores.__getitem__) for method, scores in means.items()},
-        "tried": {
-            method: finite({str(rate): score for rate, score in scores.items()}) for method, scores in means.items()
-        },
+        "rates": {method: min(tried, key=tried.__getitem__) for method, tried in scores.items()},
+        "tried": finite(
+            {method: {str(rate): mean for rate, mean in tried.items()} for method, tried in scores.items()}
+        ),
     }
-
-
-def final_metric(spec: Spec, results: Path) -> float:
-    """The final value of the task's metric; infinite if the run diverged."""
-    run = load_run(spec.folder(results))
-    return math.inf if run.diverged else float(run.summary["final"][spec.resolve().metric])
 
 
 def save(task: str, entry: Mapping[str, Any], path: Path = TABLE) -> None:

@@ -4,10 +4,9 @@ python -m experiments.benchmarks.accuracy                 about two minutes
 python -m experiments.benchmarks.accuracy --seeds 3       fewer problems of each kind
 """
 
-import argparse
 from collections.abc import Callable
-from dataclasses import dataclass
 from functools import partial
+from itertools import product
 from math import inf, isfinite
 from statistics import geometric_mean
 from typing import Any
@@ -15,9 +14,12 @@ from typing import Any
 import numpy as np
 import torch
 from scipy.sparse.linalg import gmres
-from torch import Tensor, optim
+from torch import Tensor, nn, optim
 
-from experiments.benchmarks.report import header, table
+from experiments.benchmarks.common import command
+from experiments.benchmarks.problems import LeastSquares
+from experiments.optimizers import LABELS, build
+from experiments.text import header, table
 from torch_anderson import Anderson
 
 STEPS = 1000
@@ -40,19 +42,6 @@ METHODS: dict[str, Settings | None] = {
 """The columns of the second table: jumps by gradients, and by residuals of steps every p steps."""
 
 
-def main() -> None:
-    """Print both tables."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--seeds", type=int, default=5, help="problems of each kind")
-    seeds = range(parser.parse_args().seeds)
-    print(header(), end="\n\n")
-    print(table(exactness(seeds), ["worst of all seeds", "regularization 0", "at the default", "limit at 0"]))
-    print(
-        f"\nRelative error after {STEPS:,} gradients, least squares with 200 unknowns, m = {HISTORY}, geometric mean:\n"
-    )
-    print(table(training(seeds), ["noise, base", *METHODS]))
-
-
 # ------------------------------------------------------------------------------------------------ first table
 
 
@@ -66,7 +55,7 @@ def exactness(seeds: range) -> list[list[object]]:
         name = f"least-squares residual / optimum - 1, {str(dtype).removeprefix('torch.')}, condition {condition:.0e}"
         measures.append((name, partial(excess_residual, dtype=dtype, condition=condition), limit))
     rows: list[list[object]] = [
-        ["relative error of SGD alone", _worst(seeds, lambda seed: error(seed, "SGD", 0.0, None)), "", ""],
+        ["relative error of SGD alone", _worst(seeds, lambda seed: error(seed, "sgd", 0.0, None)), "", ""],
         ["the same with Anderson as in the textbook, solved by SVD", _worst(seeds, textbook_error), "", "1e-10"],
     ]
     return [*rows, *(_exactness_row(seeds, *each) for each in measures)]
@@ -84,7 +73,7 @@ def _worst(seeds: range, measure: Callable[[int], float]) -> str:
 
 def every_step_error(seed: int, regularization: float) -> float:
     """Relative error of SGD with an acceleration at every step."""
-    return error(seed, "SGD", 0.0, _unguarded(regularization) | {"period": 1})
+    return error(seed, "sgd", 0.0, _unguarded(regularization) | {"period": 1})
 
 
 def _unguarded(regularization: float) -> Settings:
@@ -177,7 +166,7 @@ def textbook_error(seed: int) -> float:
     starts: list[Tensor] = []
     residuals: list[Tensor] = []
     for _ in range(STEPS):
-        residual = -rate * problem.gradient(w)
+        residual = -rate * gradient(problem, w)
         starts, residuals = [*starts, w][-HISTORY - 1 :], [*residuals, residual][-HISTORY - 1 :]
         w = w + residual
         if len(residuals) > 1:
@@ -185,77 +174,68 @@ def textbook_error(seed: int) -> float:
             g = least_squares(R, residual)
             if (residual - R @ g).norm() <= LARGEST_GAIN * residual.norm():
                 w = w - (W + R) @ g
-    return problem.relative_error(w)
+    return relative_error(problem, w)
 
 
 # ----------------------------------------------------------------------------------------------- second table
 
 
-@dataclass(frozen=True)
-class LeastSquares:
-    """min |A x - b|^2 / 2, 200 unknowns, condition number of A about 30."""
-
-    A: Tensor
-    b: Tensor
-    noise: Tensor
-
-    @classmethod
-    def of(cls, seed: int, noise: float) -> "LeastSquares":
-        """The problem of a seed, with noise for every step."""
-        randn = partial(torch.randn, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
-        A = randn(400, 200) * torch.logspace(0, -1.5, 200, dtype=torch.float64)
-        return cls(A, randn(400), noise * randn(STEPS, 200))
-
-    @property
-    def curvature(self) -> float:
-        """The largest eigenvalue of A'A."""
-        return torch.linalg.matrix_norm(self.A, ord=2).item() ** 2
-
-    def gradient(self, x: Tensor) -> Tensor:
-        """A'(A x - b)."""
-        return self.A.T @ (self.A @ x - self.b)
-
-    def relative_error(self, x: Tensor) -> float:
-        """|x - solution| / |solution|; infinite where x is not finite."""
-        solution = torch.linalg.lstsq(self.A, self.b[:, None]).solution[:, 0]
-        found = ((x - solution).norm() / solution.norm()).item()
-        return found if isfinite(found) else inf
+def relative_error(problem: LeastSquares, x: Tensor) -> float:
+    """|x - solution| / |solution|; infinite where x is not finite."""
+    solution = problem.solution
+    found = ((x - solution).norm() / solution.norm()).item()
+    return found if isfinite(found) else inf
 
 
-BASES: dict[str, Callable[[list[Tensor], float], optim.Optimizer]] = {
-    "SGD": lambda params, curvature: optim.SGD(params, lr=1 / curvature),
-    "Nesterov": lambda params, curvature: optim.SGD(params, lr=0.3 / curvature, momentum=0.9, nesterov=True),
-    "Adam": lambda params, curvature: optim.Adam(params, lr=0.02),
+def gradient(problem: LeastSquares, x: Tensor) -> Tensor:
+    """A'(A x - b)."""
+    return problem.A.T @ (problem.A @ x - problem.b)
+
+
+RATES: dict[str, Callable[[float], float]] = {
+    "sgd": lambda curvature: 1 / curvature,
+    "nesterov": lambda curvature: 0.3 / curvature,
+    "adam": lambda curvature: 0.02,
 }
+"""Learning rates of the bases."""
 
 
 def training(seeds: range) -> list[list[object]]:
     """Rows of the second table."""
     rows: list[list[object]] = []
-    for noise in (0.0, 0.1):
-        for base in BASES:
-            cells = [_cell(seeds, base, noise, options) for options in METHODS.values()]
-            rows.append([f"{noise:g}, {base}", *cells])
+    for noise, base in product((0.0, 0.1), RATES):
+        errors = [[error(seed, base, noise, options) for seed in seeds] for options in METHODS.values()]
+        cells = [f"{geometric_mean(each):.1e}" if max(each) < DIVERGED else "diverged" for each in errors]
+        rows.append([f"{noise:g}, {LABELS[base]}", *cells])
     return rows
-
-
-def _cell(seeds: range, base: str, noise: float, options: Settings | None) -> str:
-    errors = [error(seed, base, noise, options) for seed in seeds]
-    return f"{geometric_mean(errors):.1e}" if max(errors) < DIVERGED else "diverged"
 
 
 def error(seed: int, base: str, noise: float, options: Settings | None) -> float:
     """Relative error after 1,000 steps from 0; that of the base alone without options."""
     problem = LeastSquares.of(seed, noise)
-    x = torch.zeros(200, dtype=torch.float64, requires_grad=True)
-    optimizer = BASES[base]([x], problem.curvature)
+    x = nn.Parameter(torch.zeros(200, dtype=torch.float64))
+    optimizer = build(base, [x], RATES[base](problem.curvature))
     if options is not None:
         optimizer = Anderson(optimizer, history_size=HISTORY, **options)
     for step in range(STEPS):
-        x.grad = problem.gradient(x.detach()) + problem.noise[step]
+        x.grad = gradient(problem, x.detach()) + problem.noise[step]
         optimizer.step()
-    return problem.relative_error(x.detach())
+    return relative_error(problem, x.detach())
+
+
+def main(seeds: int = 5) -> None:
+    """Print both tables.
+
+    Args:
+        seeds: Problems of each kind.
+    """
+    print(header(), end="\n\n")
+    print(table(exactness(range(seeds)), ["worst of all seeds", "regularization 0", "at the default", "limit at 0"]))
+    print(
+        f"\nRelative error after {STEPS:,} gradients, least squares with 200 unknowns, m = {HISTORY}, geometric mean:\n"
+    )
+    print(table(training(range(seeds)), ["noise, base", *METHODS]))
 
 
 if __name__ == "__main__":
-    main()
+    command(main)

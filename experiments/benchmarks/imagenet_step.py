@@ -9,12 +9,13 @@ without. They take turns in blocks of 5 steps, one of which accelerates; the rat
 row has the default options, at rest after random gradients. `accepted` is the share of accelerations that jumped.
 """
 
-import argparse
 import os
 import sys
 import tempfile
 import time
+from collections.abc import Callable, Sequence
 from datetime import timedelta
+from functools import partial
 from statistics import median
 from typing import Any
 
@@ -24,9 +25,9 @@ from torch import nn
 from torch.multiprocessing.spawn import start_processes
 from torch.nn.parallel import DistributedDataParallel
 
-from experiments.benchmarks.report import header, table
-from experiments.benchmarks.step_cost import accepted, ratio, take_turns
+from experiments.benchmarks.common import accepted, chosen, command, ratio, take_turns
 from experiments.resnet import resnet50
+from experiments.text import header, table
 from torch_anderson import Anderson, MovingAverage, Storage
 
 COLUMNS = ["ResNet-50, 2 processes", "measured", "limit", "unit", "accepted", "s/step", "s/step base"]
@@ -80,50 +81,57 @@ class Training:
         return (time.perf_counter() - start) / PERIOD
 
 
-def row(name: str, arguments: argparse.Namespace) -> list[object]:
-    options = CASES[name] | ({"storage": Storage(shard=True)} if arguments.shard else {})
-    plain, ours = (Training(each, arguments.batch, arguments.size) for each in (None, options))
+def row(name: str, batch: int, size: int, rounds: int, shard: bool) -> list[object]:
+    options = CASES[name] | ({"storage": Storage(shard=True)} if shard else {})
+    plain, ours = (Training(each, batch, size) for each in (None, options))
     ours.fill()
-    base, accelerated = take_turns([plain.block, ours.block], arguments.rounds, warmup=1)
-    measured = ratio(accelerated, base)
-    return [name, measured, LIMIT, "x base", accepted(ours.optimizer), median(accelerated), median(base)]
+    times = take_turns({"base": plain.block, "ours": ours.block}, rounds, warmup=1)
+    measured, seconds = ratio(times["ours"], times["base"]), (median(times["ours"]), median(times["base"]))
+    return [name, measured, LIMIT, "x base", accepted(ours.optimizer), *seconds]
 
 
-def work(rank: int, folder: str, arguments: argparse.Namespace) -> None:
+def work(rank: int, folder: str, cases: list[str], measure: Callable[[str], list[object]]) -> None:
     """Train and measure on each process; rank 0 prints."""
     torch.set_num_threads(1)
-    patience = timedelta(minutes=10)
-    dist.init_process_group("gloo", f"file://{folder}/store", patience, PROCESSES, rank)
+    dist.init_process_group("gloo", f"file://{folder}/store", timedelta(minutes=10), PROCESSES, rank)
     rows = []
-    for name in arguments.cases:
-        rows.append(row(name, arguments))
+    for name in cases:
+        rows.append(measure(name))
         if rank == 0:
             print(f"{name}: {rows[-1][1]:.3f} times the base's time a step", file=sys.stderr, flush=True)
     if rank == 0:
-        print(f"batch {arguments.batch}, {arguments.size} pixels, {PROCESSES} processes")
         print(header())
         print(table(rows, COLUMNS))
     dist.destroy_process_group()
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--quick", action="store_true", help="one row, small images, 2 rounds")
-    parser.add_argument("--shard", action="store_true", help="shard the history over the processes")
-    parser.add_argument(
-        "--cases", nargs="+", choices=CASES, help="rows to measure; default all, with --quick the first"
-    )
-    parser.add_argument("--batch", type=int, default=16, help="images per step on each process")
-    parser.add_argument("--size", type=int, help="pixels; default 224, with --quick 64")
-    parser.add_argument("--rounds", type=int, help="blocks of each kind; default 5, with --quick 2")
-    arguments = parser.parse_args()
-    arguments.cases = arguments.cases or list(CASES)[: 1 if arguments.quick else None]
-    arguments.size = arguments.size or (64 if arguments.quick else 224)
-    arguments.rounds = arguments.rounds or (2 if arguments.quick else 5)
+def main(
+    cases: Sequence[str] = (),
+    batch: int = 16,
+    size: int = 224,
+    rounds: int = 5,
+    quick: bool = False,
+    shard: bool = False,
+) -> None:
+    """Print the table.
+
+    Args:
+        cases: Rows to measure; default: all.
+        batch: Images per step on each process.
+        size: Pixels.
+        rounds: Blocks of each kind.
+        quick: The first row only, 64 pixels, 2 rounds.
+        shard: Shard the history over the processes.
+    """
+    names = chosen(cases, CASES)
+    if quick:
+        names, size, rounds = names[:1], 64, 2
+    print(f"batch {batch}, {size} pixels, {PROCESSES} processes", flush=True)
+    measure = partial(row, batch=batch, size=size, rounds=rounds, shard=shard)
     os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
     with tempfile.TemporaryDirectory() as folder:
-        start_processes(work, (folder, arguments), PROCESSES, start_method="fork")
+        start_processes(work, (folder, names, measure), PROCESSES, start_method="fork")
 
 
 if __name__ == "__main__":
-    main()
+    command(main)

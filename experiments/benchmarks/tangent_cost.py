@@ -9,19 +9,19 @@ and of one that makes steps of Adam only. A third of the samples is fitted. With
 import resource
 import time
 from collections.abc import Callable
-from contextlib import ExitStack
 from dataclasses import replace
+from functools import partial
 from multiprocessing import get_context
 from statistics import median
 from typing import NamedTuple
-from unittest.mock import patch
 
 import torch
 from torch.optim import Adam
 
-from experiments.benchmarks.report import header, table
+from experiments.benchmarks.common import Change, changed, command, timed
 from experiments.equations.case import network
 from experiments.equations.problems import burgers
+from experiments.text import header, table
 from torch_anderson import GaussNewton, Objective
 from torch_anderson._gauss_newton import control, jacobian
 
@@ -45,12 +45,6 @@ SETTINGS = [
 ]
 
 
-def seconds(call: Callable[..., object], *arguments: object) -> float:
-    start = time.process_time()
-    call(*arguments)
-    return time.process_time() - start
-
-
 def prepared(setting: Setting) -> Objective:
     """The equation with so many samples and weights."""
     torch.set_num_threads(1)
@@ -67,54 +61,53 @@ def peak() -> str:
     return f"{resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20:.2f}"
 
 
-def adam_memory(setting: Setting) -> str:
+def adam_memory(setting: Setting) -> list[str]:
     """The peak memory of steps of Adam, measured in a separate process."""
     objective = prepared(setting)
     optimizer = Adam(objective.model.parameters())
     for _ in range(3):
         optimizer.step(objective)
-    return peak()
+    return [peak()]
 
 
 def measure(setting: Setting) -> list[str]:
     """A row of the table, measured in a separate process."""
-    with ExitStack() as changed:
-        changed.enter_context(patch.object(control, "FIRST_ROWS", setting.samples // 3))
-        if setting.dense:
-            changed.enter_context(patch.object(jacobian, "FACTORS_FROM", float("inf")))
-        objective = prepared(setting)
-        plain = Objective(objective.model, **objective.terms)
-        model = objective.model
-        optimizer = GaussNewton(Adam(model.parameters()))
+    changes: list[Change] = [(control, "FIRST_ROWS", setting.samples // 3)]
+    if setting.dense:
+        changes.append((jacobian, "FACTORS_FROM", float("inf")))
+    objective = prepared(setting)
+    plain = Objective(objective.model, **objective.terms)
+    optimizer = GaussNewton(Adam(objective.model.parameters()))
+    jumps: list[float] = []
+    gradients: list[float] = []
+    with changed(changes):
         optimizer.step(objective)
-        jumps: list[float] = []
-        gradients: list[float] = []
         while len(jumps) < JUMPS:
             before = optimizer.stats.counts["attempted"]
-            spent = seconds(optimizer.step, objective)
+            spent = timed(partial(optimizer.step, objective), time.process_time)
             if optimizer.stats.counts["attempted"] > before:  # not a step of the base
                 jumps.append(spent)
-            gradients.append(seconds(plain))
-    jump, gradient = median(jumps), median(gradients)
-    weights = sum(p.numel() for p in model.parameters())
-    kind = "dense" if setting.dense else "as chosen"
-    size = f"{setting.layers} x {setting.width}", f"{weights:,}", f"{setting.samples:,}"
-    latest = optimizer.stats.latest
+            gradients.append(timed(plain, time.process_time))
+    jump, gradient, latest = median(jumps), median(gradients), optimizer.stats.latest
     assert latest is not None
-    return [*size, str(latest.rank), kind, f"{1e3 * jump:.0f}", f"{jump / gradient:.2f}", peak()]
+    weights = sum(p.numel() for p in objective.model.parameters())
+    size = f"{setting.layers} x {setting.width}", f"{weights:,}", f"{setting.samples:,}", str(latest.rank)
+    kind = "dense" if setting.dense else "as chosen"
+    return [*size, kind, f"{1e3 * jump:.0f}", f"{jump / gradient:.2f}", peak()]
+
+
+def alone(call: Callable[[Setting], list[str]], setting: Setting) -> list[str]:
+    """The result of a call in a process of its own, whose peak memory is that of the call."""
+    with get_context("spawn").Pool(1) as pool:
+        return pool.apply(call, (setting,))
 
 
 def main() -> None:
     columns = ["network", "weights", "samples", "rows", "storage", "ms", "jump, in gradients", "peak GB", "of Adam"]
-    found = []
-    for setting in SETTINGS:
-        with get_context("spawn").Pool(1) as alone:
-            row = alone.apply(measure, (setting,))
-        with get_context("spawn").Pool(1) as alone:
-            found.append([*row, alone.apply(adam_memory, (setting,))])
+    found = [[*alone(measure, setting), *alone(adam_memory, setting)] for setting in SETTINGS]
     print(header())
     print(table(found, columns))
 
 
 if __name__ == "__main__":
-    main()
+    command(main)

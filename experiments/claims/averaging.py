@@ -2,26 +2,11 @@
 
 from collections.abc import Sequence
 
+import numpy as np
+
 from ..results import Run
-from ..statistics import Interval
-from .evidence import (
-    LEAST_SEEDS,
-    BySeed,
-    alike,
-    by_seed,
-    compare,
-    every,
-    explain,
-    from_study,
-    setting,
-    shared,
-    shown,
-    studied,
-    studied_trend,
-    sweep,
-    trend,
-    trend_figure,
-)
+from ..statistics import Interval, reached_at
+from . import evidence as ev
 from .measures import AMPLITUDE, AVERAGED, evaluated
 from .verdict import Claims, Finding
 
@@ -39,25 +24,25 @@ def lowers_variance(runs: Sequence[Run]) -> Finding:
     window the interval of its ratio, average to base, lies below 1.
     """
     groups, base = windows(runs)
-    found = [compare(f"average over {t} to base", group, base, AMPLITUDE) for t, group in groups.items()]
+    found = [ev.compare(f"average over {t} to base", group, base, AMPLITUDE) for t, group in groups.items()]
     controls = [against_control(runs, t, group) for t, group in groups.items()]
     numbers = " ".join(f"{comparison} {text}" for comparison, text in zip(found, controls, strict=True))
-    return Finding(every(comparison.ratio.below(1) for comparison in found), numbers)
+    return Finding(ev.every(comparison.ratio.below(1) for comparison in found), numbers)
 
 
-def windows(runs: Sequence[Run]) -> tuple[dict[int, BySeed], BySeed]:
+def windows(runs: Sequence[Run]) -> tuple[dict[int, ev.BySeed], ev.BySeed]:
     """Runs of the average by its window, and of base on the same problem; raises ``Missing``."""
-    groups = studied(runs, "average-window", TASK, "average", "average_window")
-    base = by_seed(alike(runs, "base", next(iter(groups.values()))))
-    if any(len(group.keys() & base.keys()) < LEAST_SEEDS for group in groups.values()):
-        raise from_study("average-window", f"Fewer than {LEAST_SEEDS} seeds of average and base in common.")
+    groups = ev.studied(runs, "average-window", TASK, "average", "average_window")
+    base = ev.by_seed(ev.alike(runs, "base", next(iter(groups.values()))))
+    if any(len(group.keys() & base.keys()) < ev.LEAST_SEEDS for group in groups.values()):
+        raise ev.from_study("average-window", f"Fewer than {ev.LEAST_SEEDS} seeds of average and base in common.")
     return groups, base
 
 
-def against_control(runs: Sequence[Run], window: int, group: BySeed) -> str:
+def against_control(runs: Sequence[Run], window: int, group: ev.BySeed) -> str:
     """Average against the base at the equivalent learning rate, by the oscillation."""
-    controls = [run for run in alike(runs, "matched-average", group) if setting(run, "average_window") == window]
-    return explain(compare(f"average over {window} to matched base", group, by_seed(controls), AMPLITUDE))
+    controls = [run for run in ev.alike(runs, "matched-average", group) if ev.setting(run, "average_window") == window]
+    return ev.explain(ev.compare(f"average over {window} to matched base", group, ev.by_seed(controls), AMPLITUDE))
 
 
 def variance_ratio(window: int) -> float:
@@ -90,15 +75,16 @@ def variance_formula(runs: Sequence[Run]) -> Finding:
     with its square. Refuted only if the ratio without squaring does not fit either.)
     """
     groups, base = windows(runs)
-    plain = {t: compare("", group, base, AMPLITUDE).ratio for t, group in groups.items()}
-    ratios = {t: squared(ratio) for t, ratio in plain.items()}
+    plain = {t: ev.compare("", group, base, AMPLITUDE).ratio for t, group in groups.items()}
+    # From ratios of standard deviations to those of variances.
+    ratios = {t: Interval(r.mean**2, r.low**2, r.high**2, r.count) for t, r in plain.items()}
     texts = (
-        f"t = {t}: measured {shown(ratio)}, not squared {plain[t].mean:.3g}, formula {variance_ratio(t):.3g}, "
+        f"t = {t}: measured {ev.shown(ratio)}, not squared {plain[t].mean:.3g}, formula {variance_ratio(t):.3g}, "
         f"corrected for the same steps in both {walk_variance_ratio(t):.3g}, independent iterates {1 / t:.3g}."
         for t, ratio in ratios.items()
     )
     at = [float(t) for t in ratios]
-    figure = trend_figure(
+    figure = ev.trend_figure(
         "Variance against the window",
         "average_window",
         "variance relative to base",
@@ -114,21 +100,16 @@ def variance_formula(runs: Sequence[Run]) -> Finding:
 
 def fits_formula(ratios: dict[int, Interval]) -> bool | None:
     """Whether the ratio at each window is within a factor of two of the formula's."""
-    return every(ratio.within(variance_ratio(t) / 2, variance_ratio(t) * 2) for t, ratio in ratios.items())
-
-
-def squared(ratio: Interval) -> Interval:
-    """From a ratio of standard deviations to one of variances."""
-    return Interval(ratio.mean**2, ratio.low**2, ratio.high**2, ratio.count)
+    return ev.every(ratio.within(variance_ratio(t) / 2, variance_ratio(t) * 2) for t, ratio in ratios.items())
 
 
 @CLAIMS.claim("average: larger t, less variance", "Section Moving average", "Increasing t lowers the variance further.")
 def window_variance(runs: Sequence[Run]) -> Finding:
     """Reproduced if the exponent of the late oscillation against the window has an interval below 0."""
     groups, _ = windows(runs)
-    found = studied_trend(groups, AMPLITUDE.value, "average-window")
+    found = ev.studied_trend(groups, AMPLITUDE.value, "average-window")
     own = f"By the paper's formula the ratio rises with t, from {variance_ratio(2):.3g} at 2 towards 1/3."
-    figure = trend_figure("Oscillation against the window", "average_window", AMPLITUDE.label, measured=found.line)
+    figure = ev.trend_figure("Oscillation against the window", "average_window", AMPLITUDE.label, measured=found.line)
     return Finding(found.slope.below(0), f"Oscillation {found} {own}", figure)
 
 
@@ -143,13 +124,13 @@ def window_slows(runs: Sequence[Run]) -> Finding:
     length.
     """
     groups, base = windows(runs)
-    groups = {t: shared(group, base) for t, group in groups.items()}
-    found = studied_trend(groups, lambda run: steps_to_target(run, base[run.seed]), "average-window")
-    controls = sweep(alike(runs, "matched-average", next(iter(groups.values()))), "average_window")
-    controls = {t: shared(group, base) for t, group in controls.items()}
-    at_matched_rate = trend(controls, lambda run: steps_to_target(run, base[run.seed]))
+    groups = {t: ev.shared(group, base) for t, group in groups.items()}
+    found = ev.studied_trend(groups, lambda run: steps_to_target(run, base[run.seed]), "average-window")
+    controls = ev.sweep(ev.alike(runs, "matched-average", next(iter(groups.values()))), "average_window")
+    controls = {t: ev.shared(group, base) for t, group in controls.items()}
+    at_matched_rate = ev.trend(controls, lambda run: steps_to_target(run, base[run.seed]))
     lines = {"average": found.line} | ({"matched base": at_matched_rate.line} if at_matched_rate else {})
-    figure = trend_figure("Steps to the target against the window", "average_window", "steps", **lines)
+    figure = ev.trend_figure("Steps to the target against the window", "average_window", "steps", **lines)
     text = f" Base at the equivalent learning rate: {at_matched_rate}" if at_matched_rate else ""
     return Finding(found.slope.above(0), f"Steps {found}{text}", figure)
 
@@ -157,8 +138,7 @@ def window_slows(runs: Sequence[Run]) -> Finding:
 def steps_to_target(run: Run, base: Run) -> float:
     """Steps until the validation MSE is at most 1.5 times the lowest of base; twice the run's length if never."""
     values = evaluated(run)
-    reached = values.index[values <= TARGET * evaluated(base).min()]
-    return float(reached[0]) if len(reached) else 2.0 * run.config["settings"]["steps"]
+    return min(reached_at(values.index, values, TARGET * evaluated(base).min()), 2.0 * run.config["settings"]["steps"])
 
 
 @CLAIMS.claim(
@@ -168,9 +148,9 @@ def steps_to_target(run: Run, base: Run) -> float:
 )
 def larger_tolerance(runs: Sequence[Run]) -> Finding:
     """Reproduced if the exponent of the share of averaged steps against average_tolerance has an interval below 0."""
-    groups = studied(runs, "tolerance", TASK, "anderson+average", "average_tolerance")
-    found = studied_trend(groups, AVERAGED.value, "tolerance")
-    figure = trend_figure("How often it averages", "average_tolerance", "share of steps", measured=found.line)
+    groups = ev.studied(runs, "tolerance", TASK, "anderson+average", "average_tolerance")
+    found = ev.studied_trend(groups, AVERAGED.value, "tolerance")
+    figure = ev.trend_figure("How often it averages", "average_tolerance", "share of steps", measured=found.line)
     return Finding(found.slope.below(0), f"Share of averaged steps {found}", figure)
 
 
@@ -183,15 +163,11 @@ def only_where_needed(runs: Sequence[Run]) -> Finding:
     """With the whole training set as one batch there is no noise to average. Reproduced if the ratio of the share of
     averaged steps, largest to smallest batch, has an interval below 0.5.
     """
-    groups = studied(runs, "tolerance", TASK, "anderson+average", "batch_size")
+    groups = ev.studied(runs, "tolerance", TASK, "anderson+average", "batch_size")
     smallest, largest = min(groups), max(groups)
-    found = compare(f"batches of {largest} to {smallest}", groups[largest], groups[smallest], AVERAGED)
-    if found.ratio.count < LEAST_SEEDS:
-        raise from_study("tolerance", f"Fewer than {LEAST_SEEDS} seeds in common.")
-    shares = (f"{size}: {averaged_mean(groups[size]):.0%}" for size in (smallest, largest))
+    found = ev.compare(f"batches of {largest} to {smallest}", groups[largest], groups[smallest], AVERAGED)
+    if found.ratio.count < ev.LEAST_SEEDS:
+        raise ev.from_study("tolerance", f"Fewer than {ev.LEAST_SEEDS} seeds in common.")
+    means = {size: np.mean([AVERAGED.value(run) for run in groups[size].values()]) for size in (smallest, largest)}
+    shares = (f"{size}: {mean:.0%}" for size, mean in means.items())
     return Finding(found.ratio.below(0.5), f"{found} Share of averaged steps by batch size, {', '.join(shares)}.")
-
-
-def averaged_mean(runs: BySeed) -> float:
-    """Mean share of averaged steps."""
-    return sum(AVERAGED.value(run) for run in runs.values()) / len(runs)

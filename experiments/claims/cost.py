@@ -11,20 +11,8 @@ from scipy.optimize import nnls
 
 from ..comparison import settings_without
 from ..results import Run
-from ..statistics import geometric_interval
-from .evidence import (
-    LEAST_SEEDS,
-    BySeed,
-    by_seed,
-    compare,
-    from_study,
-    same_problem,
-    select,
-    setting,
-    studied_trend,
-    sweep,
-    trend_figure,
-)
+from ..statistics import geometric_mean
+from . import evidence as ev
 from .measures import FINAL, SECONDS, seconds_per_step
 from .verdict import Claims, Curve, Finding
 
@@ -59,34 +47,34 @@ def our_formula(size: int, period: int) -> float:
     return size / period
 
 
-def timed(runs: Sequence[Run]) -> tuple[list[Run], BySeed]:
+def timed(runs: Sequence[Run]) -> tuple[list[Run], ev.BySeed]:
     """Runs of Anderson that store as often as they accelerate, with those of base; raises ``Missing``."""
-    chosen = [run for run in select(runs, TASK, "anderson") if setting(run, "store_period") == setting(run, "period")]
+    chosen = [
+        run for run in ev.select(runs, TASK, "anderson") if ev.setting(run, "store_period") == ev.setting(run, "period")
+    ]
     problems: dict[str, list[Run]] = {}
     for run in chosen:
         problems.setdefault(settings_without(run, ("history_size", "period", "store_period")), []).append(run)
     found = max(problems.values(), key=lambda group: len(set(map(sizes, group))), default=[])
-    base = by_seed(select(same_problem(runs, found[0]), TASK, "base")) if found else {}
-    if len(base) < LEAST_SEEDS or len(set(map(sizes, found))) < 3:
-        raise from_study(STUDY, "No three settings of history_size and period with runs of base on the same problem.")
+    base = ev.by_seed(ev.select(ev.same_problem(runs, found[0]), TASK, "base")) if found else {}
+    if len(base) < ev.LEAST_SEEDS or len(set(map(sizes, found))) < 3:
+        raise ev.from_study(
+            STUDY, "No three settings of history_size and period with runs of base on the same problem."
+        )
     return found, base
 
 
 def sizes(run: Run) -> tuple[int, int]:
     """history_size and period."""
-    return setting(run, "history_size"), setting(run, "period")
+    return ev.setting(run, "history_size"), ev.setting(run, "period")
 
 
-def points(found: Sequence[Run], base: BySeed) -> list[Point]:
+def points(found: Sequence[Run], base: ev.BySeed) -> list[Point]:
     """Geometric means over seeds, base as a history of size 0."""
-    keys = sorted({sizes(run) for run in found})
-    measured = [Point(0, 1, mean_seconds(list(base.values())))]
-    return measured + [Point(*key, mean_seconds([run for run in found if sizes(run) == key])) for key in keys]
-
-
-def mean_seconds(runs: Sequence[Run]) -> float:
-    """Geometric mean of the CPU time of a step."""
-    return geometric_interval([seconds_per_step(run) for run in runs]).mean
+    times = {(0, 1): [seconds_per_step(run) for run in base.values()]}
+    for run in sorted(found, key=sizes):
+        times.setdefault(sizes(run), []).append(seconds_per_step(run))
+    return [Point(*key, geometric_mean(seconds)) for key, seconds in times.items()]
 
 
 def fit(measured: Sequence[Point], formula: Formula) -> tuple[float, float, float]:
@@ -152,16 +140,16 @@ def cost_figure(measured: Sequence[Point]) -> Curve:
     for name, formula in (("m", our_formula), ("m²", paper_formula)):
         constant = fit(measured, formula)[1]
         lines[name] = (at, [1e3 * constant * formula(int(size), 1) for size in at])
-    return trend_figure("Cost of an acceleration", "history_size", "milliseconds", **lines)
+    return ev.trend_figure("Cost of an acceleration", "history_size", "milliseconds", **lines)
 
 
 @CLAIMS.claim("cost: larger p", "Section Computational cost", "The cost of AA can be mitigated by increasing p.")
 def cost_period(runs: Sequence[Run]) -> Finding:
     """Reproduced if the exponent of the CPU time of a step against the period has an interval below 0."""
     found, _ = timed(runs)
-    result = studied_trend(sweep(found, "period", "store_period"), SECONDS.value, STUDY)
+    result = ev.studied_trend(ev.sweep(found, "period", "store_period"), SECONDS.value, STUDY)
     return Finding(
-        result.slope.below(0), f"Seconds {result}", trend_figure("Cost", "period", "seconds", measured=result.line)
+        result.slope.below(0), f"Seconds {result}", ev.trend_figure("Cost", "period", "seconds", measured=result.line)
     )
 
 
@@ -174,8 +162,8 @@ def cost_restored(runs: Sequence[Run]) -> Finding:
     """Reproduced if the ratio of CPU time of a step, Anderson with p ≥ m² to base, has an interval below 1.1."""
     found, base = timed(runs)
     restoring = [(size, period) for size, period in map(sizes, found) if period >= size**2 > 1]
-    rare = by_seed([run for run in found if restoring and sizes(run) == min(restoring)])
-    time, end = (compare("Anderson with p ≥ m² to base", rare, base, measure) for measure in (SECONDS, FINAL))
-    if time.ratio.count < LEAST_SEEDS:
-        raise from_study(STUDY, "No runs with p ≥ m².")
+    rare = ev.by_seed([run for run in found if restoring and sizes(run) == min(restoring)])
+    time, end = (ev.compare("Anderson with p ≥ m² to base", rare, base, measure) for measure in (SECONDS, FINAL))
+    if time.ratio.count < ev.LEAST_SEEDS:
+        raise ev.from_study(STUDY, "No runs with p ≥ m².")
     return Finding(time.ratio.below(RESTORED), f"{time} {end}")

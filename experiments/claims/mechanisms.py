@@ -2,6 +2,7 @@
 
 from collections import defaultdict
 from collections.abc import Sequence
+from functools import partial
 from math import inf, isfinite
 
 import numpy as np
@@ -9,25 +10,7 @@ import numpy as np
 from ..comparison import settings_without
 from ..results import Run
 from ..statistics import geometric_interval
-from .evidence import (
-    LEAST_SEEDS,
-    PENALTY,
-    BySeed,
-    Comparison,
-    alike,
-    by_seed,
-    compare,
-    every,
-    from_study,
-    same_problem,
-    select,
-    setting,
-    shared,
-    shown,
-    studied,
-    studied_trend,
-    trend_figure,
-)
+from . import evidence as ev
 from .measures import AMPLITUDE, CONDITION, FINAL, METRIC, TRAINING_LOSS, final
 from .verdict import Claims, Finding
 
@@ -42,10 +25,10 @@ def oscillations_fall(runs: Sequence[Run]) -> Finding:
     """Reproduced if the exponent of the late oscillation of base against the batch size, at the same learning rate and
     number of steps, has an interval below 0.
     """
-    groups = studied(runs, "batch-size", TASK, "base", "batch_size")
-    found = studied_trend(groups, AMPLITUDE.value, "batch-size")
+    groups = ev.studied(runs, "batch-size", TASK, "base", "batch_size")
+    found = ev.studied_trend(groups, AMPLITUDE.value, "batch-size")
     sizes, first = np.array(found.line[0]), found.line[1][0]
-    figure = trend_figure(
+    figure = ev.trend_figure(
         "Oscillation against batch size",
         "batch size",
         "standard deviation of log validation MSE",
@@ -66,8 +49,8 @@ def inversely_proportional(runs: Sequence[Run]) -> Finding:
     of the standard deviation of a mean over independent samples. (The exponent is that of the validation MSE. Near a
     minimum the MSE varies with the square of an oscillation of the weights, which then has half the exponent.)
     """
-    groups = studied(runs, "batch-size", TASK, "base", "batch_size")
-    found = studied_trend(groups, AMPLITUDE.value, "batch-size")
+    groups = ev.studied(runs, "batch-size", TASK, "base", "batch_size")
+    found = ev.studied_trend(groups, AMPLITUDE.value, "batch-size")
     return Finding(found.slope.within(-1.25, -0.75), f"Oscillation {found}")
 
 
@@ -80,22 +63,24 @@ def noise_hinders(runs: Sequence[Run]) -> Finding:
     """Reproduced if the ratio of late training loss, Anderson to base, falls with the batch size (exponent with an
     interval below 0) and is below 1 with the largest batch.
     """
-    groups = studied(runs, "batch-size", TASK, "anderson", "batch_size")
-    bases = {size: by_seed(alike(runs, "base", found)) for size, found in groups.items()}
-    both = {size: shared(found, bases[size]) for size, found in groups.items()}
-    found = studied_trend(both, lambda run: ratio_to(bases, run), "batch-size")
+    groups = ev.studied(runs, "batch-size", TASK, "anderson", "batch_size")
+    bases = {size: ev.by_seed(ev.alike(runs, "base", found)) for size, found in groups.items()}
+    both = {size: ev.shared(found, bases[size]) for size, found in groups.items()}
+    found = ev.studied_trend(both, lambda run: ratio_to(bases, run), "batch-size")
     largest = list(found.points.values())[-1]
-    figure = trend_figure("Gain against batch size", "batch size", "training loss, Anderson to base", ratio=found.line)
-    numbers = f"Ratio of late training loss {found} With the largest batch {shown(largest)}."
-    return Finding(every([found.slope.below(0), largest.below(1)]), numbers, figure)
+    figure = ev.trend_figure(
+        "Gain against batch size", "batch size", "training loss, Anderson to base", ratio=found.line
+    )
+    numbers = f"Ratio of late training loss {found} With the largest batch {ev.shown(largest)}."
+    return Finding(ev.every([found.slope.below(0), largest.below(1)]), numbers, figure)
 
 
-def ratio_to(bases: dict[int, BySeed], run: Run) -> float:
+def ratio_to(bases: dict[int, ev.BySeed], run: Run) -> float:
     """Late training loss relative to base with the same batch size and seed; infinite if it diverged."""
-    ours, theirs = TRAINING_LOSS.value(run), TRAINING_LOSS.value(bases[setting(run, "batch_size")][run.seed])
+    ours, theirs = TRAINING_LOSS.value(run), TRAINING_LOSS.value(bases[ev.setting(run, "batch_size")][run.seed])
     if isfinite(theirs):
         return ours / theirs
-    return 1 / PENALTY if isfinite(ours) else inf
+    return 1 / ev.PENALTY if isfinite(ours) else inf
 
 
 @CLAIMS.claim(
@@ -124,9 +109,9 @@ def collinearity_store_period(runs: Sequence[Run]) -> Finding:
 
 def collinearity(runs: Sequence[Run], name: str) -> Finding:
     """How the condition number depends on a setting."""
-    groups = studied(with_full_jumps(runs, False), "collinearity", TASK, "anderson", name)
-    found = studied_trend(groups, CONDITION.value, "collinearity")
-    figure = trend_figure(f"Co-linearity against {name}", name, "condition number of R", measured=found.line)
+    groups = ev.studied(with_full_jumps(runs, False), "collinearity", TASK, "anderson", name)
+    found = ev.studied_trend(groups, CONDITION.value, "collinearity")
+    figure = ev.trend_figure(f"Co-linearity against {name}", name, "condition number of R", measured=found.line)
     return Finding(found.slope.below(0), f"Condition number {found}", figure)
 
 
@@ -139,22 +124,18 @@ def less_often(runs: Sequence[Run]) -> Finding:
     """Reproduced if the exponent of the final validation MSE against the period, at relaxation 1, has an interval below
     0.
     """
-    groups = studied(with_full_jumps(runs, True), "stability", TASK, "anderson", "period")
-    found = studied_trend(groups, FINAL.value, "stability")
-    base = by_seed(alike(runs, "base", next(iter(groups.values()))))
-    figure = trend_figure("Where it ends against the period", "period", "final validation MSE", measured=found.line)
-    return Finding(found.slope.below(0), f"Final validation MSE {found} {beside_base(base)}".strip(), figure)
+    groups = ev.studied(with_full_jumps(runs, True), "stability", TASK, "anderson", "period")
+    found = ev.studied_trend(groups, FINAL.value, "stability")
+    base = ev.alike(runs, "base", next(iter(groups.values())))
+    ends = [final(run) for run in base if not run.diverged]
+    base_text = f" Base ends at {ev.shown(geometric_interval(ends))}." if len(ends) > 1 else ""
+    figure = ev.trend_figure("Where it ends against the period", "period", "final validation MSE", measured=found.line)
+    return Finding(found.slope.below(0), f"Final validation MSE {found}{base_text}", figure)
 
 
 def with_full_jumps(runs: Sequence[Run], full: bool) -> list[Run]:
     """The runs with relaxation 1, which can blow up, or those with less."""
-    return [run for run in runs if (setting(run, "relaxation") == 1) == full]
-
-
-def beside_base(base: BySeed) -> str:
-    """A sentence on where base ends on the same problem."""
-    ends = [final(run) for run in base.values() if not run.diverged]
-    return f"Base ends at {shown(geometric_interval(ends))}." if len(ends) > 1 else ""
+    return [run for run in runs if (ev.setting(run, "relaxation") == 1) == full]
 
 
 @CLAIMS.claim(
@@ -169,40 +150,28 @@ def safeguard_harmless(runs: Sequence[Run]) -> Finding:
     """
     found = guarded(runs, "residual")
     if not found:
-        raise from_study("stability", "No runs of anderson with safeguard=residual and of base.")
+        raise ev.from_study("stability", "No runs of anderson with safeguard=residual and of base.")
+    largest = partial(max, key=lambda comparison: comparison.ratio.mean)
     harmed = [comparison for comparison in found if comparison.ratio.low > 1 and comparison.ratio.mean > HARM]
-    texts = [f"Harm in {len(harmed)} of {len(found)} settings. The worst: {worst(found)}"]
+    texts = [f"Harm in {len(harmed)} of {len(found)} settings. The worst: {largest(found)}"]
     if unguarded := guarded(runs, None):
-        texts.append(f"The worst without a safeguard: {worst(unguarded)}")
-    harmless = every(comparison.ratio.below(HARM) for comparison in found)
+        texts.append(f"The worst without a safeguard: {largest(unguarded)}")
+    harmless = ev.every(comparison.ratio.below(HARM) for comparison in found)
     return Finding(False if harmed else harmless, " ".join(texts))
 
 
-def worst(found: Sequence[Comparison]) -> Comparison:
-    """The one with the largest ratio."""
-    return max(found, key=lambda comparison: comparison.ratio.mean)
-
-
-def guarded(runs: Sequence[Run], safeguard: str | None) -> list[Comparison]:
+def guarded(runs: Sequence[Run], safeguard: str | None) -> list[ev.Comparison]:
     """Anderson with this safeguard against base, for each setting with enough runs of both."""
     families: dict[str, list[Run]] = defaultdict(list)
     for run in runs:
-        if is_guarded(run, safeguard):
+        is_anderson = run.config["method"] == "anderson" and run.config["profile"] == "paper"
+        if is_anderson and METRIC in run.summary["final"] and ev.setting(run, "safeguard") == safeguard:
             families[run.task + settings_without(run, ())].append(run)
-    found = [against_base(runs, by_seed(family)) for family in families.values()]
-    return [comparison for comparison in found if comparison.ratio.count >= LEAST_SEEDS]
-
-
-def is_guarded(run: Run, safeguard: str | None) -> bool:
-    """Whether it is a run of Anderson with this safeguard."""
-    is_anderson = run.config["method"] == "anderson" and run.config["profile"] == "paper"
-    return is_anderson and METRIC in run.summary["final"] and setting(run, "safeguard") == safeguard
-
-
-def against_base(runs: Sequence[Run], family: BySeed) -> Comparison:
-    """Final MSE of runs with one setting, against base on the same problem."""
-    one = next(iter(family.values()))
-    return compare(f"{one.variant} to base on {one.task}", family, by_seed(alike(runs, "base", family)), FINAL)
+    found = []
+    for family in map(ev.by_seed, families.values()):
+        one, base = next(iter(family.values())), ev.by_seed(ev.alike(runs, "base", family))
+        found.append(ev.compare(f"{one.variant} to base on {one.task}", family, base, FINAL))
+    return [comparison for comparison in found if comparison.ratio.count >= ev.LEAST_SEEDS]
 
 
 @CLAIMS.claim(
@@ -214,11 +183,11 @@ def infinite_period(runs: Sequence[Run]) -> Finding:
     """Reproduced if Anderson with a period and a store_period longer than the run ends with bitwise the same metrics as
     base on each seed.
     """
-    never = [run for run in select(runs, TASK, "anderson") if longer_than_run(run)]
-    base = by_seed(select(same_problem(runs, never[0]), TASK, "base")) if never else {}
-    both = shared(by_seed(same_problem(never, never[0])), base) if never else {}
+    never = [run for run in ev.select(runs, TASK, "anderson") if longer_than_run(run)]
+    base = ev.by_seed(ev.select(ev.same_problem(runs, never[0]), TASK, "base")) if never else {}
+    both = ev.shared(ev.by_seed(ev.same_problem(never, never[0])), base) if never else {}
     if not both:
-        raise from_study("limit", "No runs of anderson with a period longer than the run, and of base.")
+        raise ev.from_study("limit", "No runs of anderson with a period longer than the run, and of base.")
     same = sum(run.summary["final"] == base[seed].summary["final"] for seed, run in both.items())
     return Finding(same == len(both), f"{same} of {len(both)} seeds end with the same metrics.")
 

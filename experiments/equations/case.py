@@ -3,13 +3,14 @@
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
-from itertools import pairwise
 
 import torch
 from torch import Tensor, nn
 from torch.func import grad, jvp
 
 from torch_anderson import Term
+
+from ..networks import perceptron
 
 Network = Callable[[Tensor], Tensor]
 """The model as a function of one point."""
@@ -36,7 +37,8 @@ class Case:
     @torch.no_grad()
     def difference(self) -> Tensor:
         """The model minus what is expected at the test points."""
-        return self.model(self.points).reshape(self.expected.shape) - self.expected
+        points = self.points.to(next(self.model.parameters()).dtype)
+        return self.model(points).reshape(self.expected.shape).to(self.expected.dtype) - self.expected
 
     def error(self) -> float:
         """The relative error in the L2 norm; for surrogates the RMSE in standard deviations of the targets."""
@@ -78,13 +80,7 @@ class Problem:
 
 def network(inputs: int, width: int, depth: int, outputs: int = 1, dtype: torch.dtype = torch.float64) -> nn.Sequential:
     """A tanh network with normal Xavier weights and zero biases."""
-    layers: list[nn.Module] = []
-    for before, after in pairwise([inputs, *[width] * depth, outputs]):
-        linear = nn.Linear(before, after, dtype=dtype)
-        nn.init.xavier_normal_(linear.weight)
-        nn.init.zeros_(linear.bias)
-        layers += [linear, nn.Tanh()]
-    return nn.Sequential(*layers[:-1])
+    return perceptron(inputs, *[width] * depth, outputs, activation=nn.Tanh, dtype=dtype, xavier=True)
 
 
 def box(*sides: tuple[float, float], dtype: torch.dtype = torch.float64) -> Sampler:

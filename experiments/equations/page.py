@@ -1,23 +1,18 @@
 """The page on the study: its origin, ratios of errors, figures, and a table for each problem."""
 
-from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from rich.console import Console
 
-from ..arguments import BadInput
-from ..figures import save
-from ..page import Cell, Table, wrapped
-from ..provenance import origin
-from ..results import write_bytes
-from ..screen import complain, show_table, tell
-from ..sweep import check_writable
+from .. import page
+from ..methods import SOLVERS as METHODS
+from ..screen import show_table
+from ..solvers.quasi_newton import PERIOD, WARM_UP, WARM_UP_RATE
+from ..text import MISSING, Table, scientific
 from .case import Problem
 from .figures import draw_errors, draw_picture
-from .methods import METHODS, PERIOD
-from .quasi_newton import WARM_UP, WARM_UP_RATE
-from .scores import FIRST_ORDER, Score, Scores
-from .store import load
+from .race import Entry
+from .scores import FAILED, FIRST_ORDER, Score, Scores
 
 READING = f"""\
 Every method trains the same float64 network from the same initial weights for a given processor time on one thread. The
@@ -47,97 +42,63 @@ Ratios above 1, where it is worse, are in bold."""
 
 def build_page(results: Path, out: Path) -> tuple[Path, list[str]]:
     """Write page and figures of what is there; returns the page, and a message for each damaged line."""
-    records, problems = load(results)
+    records, problems = Entry.load(results)
     scores = Scores(records)
     if not scores.records:
-        raise BadInput(f"No run with a seed below 100 in {results}: see `python -m experiments equations`.")
-    out.mkdir(parents=True, exist_ok=True)
-    for group in groups(scores):
-        save(draw_errors(scores, members(scores, group)), out, group)
-    picture = draw_picture(scores, results)
-    if picture:
-        save(picture, out, "picture")
-    page = out / "README.md"
-    write_bytes(page, text(scores, picture is not None).encode())
-    return page, problems
+        raise page.NothingToReport(f"No run with a seed below 100 in {results}: see `python -m experiments equations`.")
+    lengths = [f"{each:g}" for each in sorted({each["seconds"] for each in scores.records})]
+    command = f"python -m experiments equations --seconds {lengths[-1]}"
+    parts: list[str | Table] = [
+        "# Equations and surrogates: errors after a given processor time",
+        page.origin(command, scores.records, None, f"runs of {', '.join(lengths)} s"),
+        READING,
+    ]
+    figures = {}
+    if picture := draw_picture(scores, results):
+        parts += ["![Burgers' equation: exact solution and errors of three methods](picture.png)"]
+        figures["picture"] = picture
+    if (ratios := ratio_table(scores)).rows:
+        parts += ["## Over other methods", ON_RATIOS, ratios]
+    for group in dict.fromkeys(problem.group for problem in scores.problems):
+        members = [problem for problem in scores.problems if problem.group == group]
+        figures[group] = draw_errors(scores, members)
+        parts += [f"## {group.capitalize()}", f"![Error against processor time]({group}.png)"]
+        for problem in members:
+            about = f"`{problem.name}`: {' '.join((problem.build.__doc__ or '').split())}"
+            parts += [f"### {problem.title}", about, error_table(scores, problem)]
+    return page.write_page(out, parts, figures), problems
 
 
 def show_page(console: Console, results: Path, out: Path) -> None:
-    """Make the page; say what could not be read, and where the page is."""
-    check_writable(out)
-    page, problems = build_page(results, out)
-    for message in problems:
-        complain(message)
-    scores = Scores(load(results)[0])
+    """Make the page, and print its tables."""
+    page.show_page(console, build_page, results, out)
+    scores = Scores(Entry.load(results)[0])
     for problem in scores.problems:
         table = error_table(scores, problem)
-        rows = [[each.text for each in row] for row in table.rows]
-        show_table(console, f"{problem.title}: error after", table.headers, rows)
-    tell(console, f"Page: {page.resolve()}")
-
-
-def groups(scores: Scores) -> list[str]:
-    """The groups of problems with runs."""
-    return list(dict.fromkeys(problem.group for problem in scores.problems))
-
-
-def members(scores: Scores, group: str) -> list[Problem]:
-    """The problems of a group with runs."""
-    return [problem for problem in scores.problems if problem.group == group]
-
-
-def text(scores: Scores, picture: bool) -> str:
-    """The whole page."""
-    parts = ["# Equations and surrogates: errors after a given processor time"]
-    lengths = sorted({each["seconds"] for each in scores.records})
-    parts += [origin(f"python -m experiments equations --seconds {lengths[-1]:g}", scores.records)]
-    parts[-1] += f"\n- runs of {', '.join(f'{each:g}' for each in lengths)} s"
-    parts += [wrapped(paragraph) for paragraph in READING.split("\n\n")]
-    if picture:
-        parts += ["![Burgers' equation: exact solution and errors of three methods](picture.png)"]
-    ratios = ratio_table(scores)
-    parts += ["## Over other methods", wrapped(ON_RATIOS), ratios.markdown()] if ratios.rows else []
-    for group in groups(scores):
-        parts += [f"## {group.capitalize()}", f"![Error against processor time]({group}.png)"]
-        for problem in members(scores, group):
-            parts += [f"### {problem.title}", wrapped(about(problem)), error_table(scores, problem).markdown()]
-    return "\n\n".join(parts) + "\n"
-
-
-def about(problem: Problem) -> str:
-    """What is solved."""
-    return f"`{problem.name}`: {' '.join((problem.build.__doc__ or '').split())}"
+        show_table(console, f"{problem.title}: error after", table.headers, table.texts)
 
 
 def error_table(scores: Scores, problem: Problem) -> Table:
-    """Methods in rows, times in columns."""
+    """Methods in rows, times in columns; rate and steps are those of the last time that a method reaches."""
     times = scores.times(problem.name)
-    headers = ["method", "rate", "seeds", "steps", *(f"{each:g} s" for each in times)]
-    rows = [list(error_row(scores, problem, method, times)) for method in scores.methods(problem.name)]
-    return Table(headers, [row for row in rows if row])
-
-
-def error_row(scores: Scores, problem: Problem, method: str, times: Sequence[float]) -> Iterator[Cell]:
-    """One method; rate and steps are those of the last time that it reaches."""
-    found = [scores.at(problem.name, [method], each) for each in times]
-    reached = [score for score in found if score is not None]
-    if not reached:
-        return
-    last = reached[-1]
-    steps = [run["steps"] for run in last.runs.values() if "steps" in run]
-    yield Cell(METHODS[method].label)
-    yield Cell("" if last.rate is None else f"{last.rate:g}")
-    yield Cell(" to ".join(map(str, sorted({len(reached[-1].errors), len(reached[0].errors)}))))
-    yield Cell(f"{sum(steps) / len(steps):.0f}" if steps else "")
-    yield from (Cell(cell(score)) for score in found)
+    rows = []
+    for method in scores.methods(problem.name):
+        found = [scores.at(problem.name, [method], each) for each in times]
+        if reached := [score for score in found if score is not None]:
+            first, last = reached[0], reached[-1]
+            steps = [run["steps"] for run in last.runs.values() if "steps" in run]
+            rate = "" if last.rate is None else f"{last.rate:g}"
+            seeds = " to ".join(map(str, sorted({len(last.errors), len(first.errors)})))
+            mean_steps = f"{sum(steps) / len(steps):.0f}" if steps else ""
+            rows.append([METHODS[method].label, rate, seeds, mean_steps, *map(cell, found)])
+    return Table(["method", "rate", "seeds", "steps", *(f"{each:g} s" for each in times)], rows)
 
 
 def cell(score: Score | None) -> str:
     """Mean and spread."""
     if score is None:
-        return "–"
-    spread = f" ({score.spread:.2g})" if len(score.errors) > 1 else ""
-    return shown(score.mean) + spread
+        return MISSING
+    return shown(score.mean) + (f" ({score.spread:.2g})" if len(score.errors) > 1 else "")
 
 
 def ratio_table(scores: Scores) -> Table:
@@ -145,33 +106,17 @@ def ratio_table(scores: Scores) -> Table:
     headers = ["problem", "seconds", "over tuned Adam", "over tuned SOAP", "over the best other method", "which"]
     rows = []
     for problem in scores.problems:
-        for seconds in scores.times(problem.name):
-            if scores.ratio(problem.name, scores.peers(problem.name), seconds) is not None:
-                rows.append([Cell(each) for each in ratio_row(scores, problem, seconds)])
+        name, peers = problem.name, scores.peers(problem.name)
+        for seconds in scores.times(name):
+            best, over_best = scores.at(name, peers, seconds), scores.ratio(name, peers, seconds)
+            if best and over_best is not None:
+                ratios = [scores.ratio(name, scores.family(name, each), seconds) for each in FIRST_ORDER]
+                # Losses are in bold.
+                texts = [f"**{shown(each)}**" if each and each > 1 else shown(each) for each in (*ratios, over_best)]
+                rows.append([problem.title, f"{seconds:g}", *texts, METHODS[best.method].label])
     return Table(headers, rows)
 
 
-def ratio_row(scores: Scores, problem: Problem, seconds: float) -> list[str]:
-    """One problem at one time."""
-    name = problem.name
-    ratios = [scores.ratio(name, scores.family(name, each), seconds) for each in FIRST_ORDER]
-    best = scores.at(name, scores.peers(name), seconds)
-    ratios.append(scores.ratio(name, scores.peers(name), seconds))
-    which = METHODS[best.method].label if best else "–"
-    return [problem.title, f"{seconds:g}", *map(marked, ratios), which]
-
-
-def marked(ratio: float | None) -> str:
-    """A ratio; in bold where it is a loss."""
-    return f"**{shown(ratio)}**" if ratio is not None and ratio > 1 else shown(ratio)
-
-
 def shown(value: float | None) -> str:
-    """An error in a table.
-
-    >>> shown(1.234e-5), shown(None), shown(float("inf"))
-    ('1.2e-5', '–', 'diverged')
-    """
-    if value is None:
-        return "–"
-    return "diverged" if value >= 1e3 else f"{value:.1e}".replace("e-0", "e-").replace("e+00", "").replace("e+0", "e")
+    """An error or a ratio in a table."""
+    return "diverged" if value is not None and value >= FAILED else scientific(value)

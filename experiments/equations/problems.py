@@ -13,22 +13,13 @@ from torch_anderson import Term
 
 from .. import solutions
 from ..solutions import PI, bell, product_of_sines, sum_of_cosines
-from .case import (
-    Case,
-    Network,
-    Problem,
-    Sampler,
-    bent,
-    box,
-    direction,
-    faces,
-    grid,
-    known,
-    laplacian,
-    network,
-    scattered,
-)  # fmt: skip
+from ..solutions import helmholtz as helmholtz_solution
+from .case import Case, Network, Problem, bent, box, direction, faces, grid, known, laplacian, network, scattered
+from .surrogates import SURROGATES
 
+Residual = Callable[[Network, Tensor], Tensor]
+Values = Callable[[Tensor], Tensor]
+"""From points to values."""
 VISCOSITY = 0.01 / PI
 KDV_DISPERSION = 0.022**2
 INTERIOR, EDGES = 1200, 300
@@ -88,46 +79,37 @@ def burgers_wide() -> Case:
 # Equations in t and periodic x
 
 
-def at_start(domain: Sampler, first: Callable[[Tensor], Tensor]) -> Callable[[int], tuple[Tensor, Tensor]]:
-    """A sampler of points at t = 0, with the values there."""
+def periodic_terms(
+    residual: Residual,
+    sides: Callable[..., tuple[Tensor, ...]],
+    first: Values,
+    low: float,
+    high: float,
+    dtype: torch.dtype,
+) -> dict[str, Term]:
+    """The terms of an equation on 0 <= t <= 1 and low <= x <= high: inside, at t = 0, and at the ends of the period."""
+    domain = box((0, 1), (low, high), dtype=dtype)
 
-    def sample(count: int) -> tuple[Tensor, Tensor]:
+    def at_start(count: int) -> tuple[Tensor, Tensor]:
         points = domain(count)
         points[:, 0] = 0
         return points, first(points[:, 1])
 
-    return sample
-
-
-def at_side(domain: Sampler, x: float) -> Sampler:
-    """A sampler of points at one end of the period."""
-
-    def sample(count: int) -> Tensor:
+    def at_side(count: int) -> Tensor:
         points = domain(count)
-        points[:, 1] = x
+        points[:, 1] = low
         return points
 
-    return sample
-
-
-def round_the_circle(u: Network, point: Tensor) -> Tensor:
-    """The residual of a period of 2 pi."""
-    return u(point) - u(point + 2 * PI * direction(point, 1))
-
-
-def transported(
-    residual: Callable[[Network, Tensor], Tensor],
-    first: Callable[[Tensor], Tensor],
-    exact: Callable[[Tensor], Tensor],
-    dtype: torch.dtype,
-) -> Case:
-    """An equation of first order on 0 <= t <= 1 with period 2 pi."""
-    domain = box((0, 1), (0, 2 * PI), dtype=dtype)
-    terms = {
+    return {
         "interior": Term(residual, domain, count=INTERIOR),
-        "start": Term(known, at_start(domain, first), count=EDGES // 2),
-        "sides": Term(round_the_circle, at_side(domain, 0.0), count=EDGES // 2),
+        "start": Term(known, at_start, count=EDGES // 2),
+        "sides": Term(sides, at_side, count=EDGES // 2),
     }
+
+
+def transported(residual: Residual, first: Values, exact: Values, dtype: torch.dtype) -> Case:
+    """An equation of first order with period 2 pi."""
+    terms = periodic_terms(residual, periodic_sides(0, 2 * PI), first, 0.0, 2 * PI, dtype)
     points = grid((0, 1, 101), (0, 2 * PI, 128))
     return Case(network(2, 32, 3, dtype=dtype), terms, points, exact(points))
 
@@ -154,12 +136,11 @@ def reaction(dtype: torch.dtype = torch.float64) -> Case:
     return transported(reaction_residual, bell, solutions.reaction, dtype)
 
 
-def periodic_sides(order: int) -> Callable[[Network, Tensor], tuple[Tensor, ...]]:
-    """Residuals of a period of 2 in x: of the value and of derivatives up to this order."""
+def periodic_sides(order: int, period: float) -> Callable[[Network, Tensor], tuple[Tensor, ...]]:
+    """Residuals of a period in x: of the value and of derivatives up to this order."""
 
     def residual(u: Network, point: Tensor) -> tuple[Tensor, ...]:
-        along = direction(point, 1)
-        ends = (along_x(u, order, point), along_x(u, order, point + 2 * along))
+        ends = (along_x(u, order, point), along_x(u, order, point + period * direction(point, 1)))
         return tuple(left - right for left, right in zip(*ends, strict=True))
 
     return residual
@@ -174,16 +155,9 @@ def along_x(u: Network, order: int, point: Tensor) -> list[Tensor]:
     return [f(point) for f in functions]
 
 
-def evolved(
-    residual: Callable[[Network, Tensor], Tensor], first: Callable[[Tensor], Tensor], order: int, values: np.ndarray
-) -> Case:
-    """An equation on 0 <= t <= 1 with period 2 from -1, and its reference (times, places)."""
-    domain = box((0, 1), (-1, 1))
-    terms = {
-        "interior": Term(residual, domain, count=INTERIOR),
-        "start": Term(known, at_start(domain, first), count=EDGES // 2),
-        "sides": Term(periodic_sides(order), at_side(domain, -1.0), count=EDGES // 2),
-    }
+def evolved(residual: Residual, first: Values, order: int, values: np.ndarray) -> Case:
+    """An equation with period 2 from -1, and its reference (times, places)."""
+    terms = periodic_terms(residual, periodic_sides(order, 2.0), first, -1.0, 1.0, torch.float64)
     times, places = values.shape
     points = grid((0, 1, times), (-1, 1 - 2 / places, places))
     return Case(network(2, 32, 3), terms, points, torch.from_numpy(values).flatten())
@@ -227,10 +201,7 @@ def korteweg_de_vries() -> Case:
 
 
 def stationary(
-    residual: Callable[[Network, Tensor], Tensor],
-    exact: Callable[[Tensor], Tensor],
-    sides: list[tuple[float, float]],
-    dtype: torch.dtype = torch.float64,
+    residual: Residual, exact: Values, sides: list[tuple[float, float]], dtype: torch.dtype = torch.float64
 ) -> Case:
     """An equation in a cube with given values on its faces."""
     on_faces = faces(*sides, dtype=dtype)
@@ -269,12 +240,12 @@ def poisson10d() -> Case:
 
 def helmholtz_residual(u: Network, point: Tensor) -> Tensor:
     """Laplacian(u) + 16 u and its source."""
-    return laplacian(u, point) + 16 * u(point) - (16 - 17 * PI**2) * solutions.helmholtz(point)
+    return laplacian(u, point) + 16 * u(point) - (16 - 17 * PI**2) * helmholtz_solution(point)
 
 
 def helmholtz(dtype: torch.dtype = torch.float64) -> Case:
     """Laplacian(u) + 16 u = (16 - 17 pi^2) sin(pi x) sin(4 pi y), zero at the edges. 3 layers of 32 neurons."""
-    return stationary(helmholtz_residual, solutions.helmholtz, [(-1, 1)] * 2, dtype)
+    return stationary(helmholtz_residual, helmholtz_solution, [(-1, 1)] * 2, dtype)
 
 
 EQUATIONS = (
@@ -289,3 +260,4 @@ EQUATIONS = (
     Problem(name="poisson10d", title="Poisson, 10 dimensions", group="stationary", build=poisson10d),
     Problem(name="helmholtz", title="Helmholtz, k = 4", group="stationary", build=helmholtz),
 )
+PROBLEMS = {problem.name: problem for problem in (*EQUATIONS, *SURROGATES)}

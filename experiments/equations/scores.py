@@ -1,18 +1,17 @@
 """From records to numbers: the error after a given time, over seeds, and the best of several learning rates."""
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
-from statistics import geometric_mean
-from typing import Any
 
+from ..methods import SOLVERS as METHODS
+from ..scores import Rate, Record, Records
+from ..statistics import geometric_mean
 from .case import Problem
 from .clock import REPORTED
-from .methods import METHODS
-from .surrogates import PROBLEMS
+from .problems import PROBLEMS
 
-Record = Mapping[str, Any]
 TUNING = 100
 """Seeds from here on are for tuning."""
 FAILED = 1e3
@@ -32,29 +31,22 @@ def error_at(record: Record, seconds: float) -> float:
     return next((error if error is not None else math.inf for at, error in found if at >= seconds), math.inf)
 
 
-def final(record: Record) -> float:
-    """The error at the end of a run."""
-    last = record["errors"][-1] if record["errors"] else None
-    return math.inf if last is None else float(last)
-
-
 def mean_error(errors: Iterable[float]) -> float:
     """The geometric mean; a run that diverged counts as a thousand."""
-    return geometric_mean(min(error, FAILED) for error in errors)
+    return geometric_mean([min(error, FAILED) for error in errors])
 
 
-def best_rates(records: Sequence[Record]) -> dict[tuple[str, str], float | None]:
+def best_rates(records: Iterable[Record]) -> dict[tuple[str, str], Rate]:
     """Problem and method -> the rate with the lowest error at the end of its longest runs, mean over seeds."""
-    longest: dict[tuple[str, str], float] = {}
-    for each in records:
-        kind = each["problem"], each["method"]
-        longest[kind] = max(longest.get(kind, 0.0), each["seconds"])
-    found: dict[tuple[str, str], dict[float | None, list[float]]] = {}
-    for each in records:
-        kind = each["problem"], each["method"]
-        if each["seconds"] == longest[kind]:
-            found.setdefault(kind, {}).setdefault(each["rate"], []).append(final(each))
-    return {kind: min(rates, key=lambda rate: mean_error(rates[rate])) for kind, rates in found.items()}
+    best = {}
+    for kind, rates in Records(records, PROBLEMS, METHODS).by_kind.items():
+        longest = max(run["seconds"] for runs in rates.values() for run in runs)
+        ends: dict[Rate, list[float]] = {}
+        for run in (run for runs in rates.values() for run in runs if run["seconds"] == longest):
+            last = run["errors"][-1] if run["errors"] else None
+            ends.setdefault(run["rate"], []).append(math.inf if last is None else last)
+        best[kind] = min(ends, key=lambda rate: mean_error(ends[rate]))
+    return best
 
 
 @dataclass(frozen=True)
@@ -62,7 +54,7 @@ class Score:
     """A method with one learning rate after a given time."""
 
     method: str
-    rate: float | None
+    rate: Rate
     seconds: float
     runs: Mapping[int, Record]
     """By seed; this is a part or the end of each."""
@@ -88,29 +80,13 @@ class Score:
         return max(self.errors.values()) / min(self.errors.values())
 
 
-class Scores:
+class Scores(Records[Problem]):
     """All runs that are reported, ready for questions."""
 
     def __init__(self, records: Iterable[Record]) -> None:
-        self.records = [each for each in records if each["seed"] < TUNING and each["problem"] in PROBLEMS]
-
-    @cached_property
-    def problems(self) -> list[Problem]:
-        """Those with runs, in their order."""
-        names = {each["problem"] for each in self.records}
-        return [problem for problem in PROBLEMS.values() if problem.name in names]
-
-    @cached_property
-    def _by_kind(self) -> dict[tuple[str, str], dict[float | None, list[Record]]]:
-        """Runs by problem and method, and by rate; long ones first."""
-        found: dict[tuple[str, str], dict[float | None, list[Record]]] = {}
-        for each in sorted(self.records, key=lambda record: -record["seconds"]):
-            found.setdefault((each["problem"], each["method"]), {}).setdefault(each["rate"], []).append(each)
-        return found
-
-    def methods(self, problem: str) -> list[str]:
-        """Those with runs on a problem."""
-        return [name for name in METHODS if (problem, name) in self._by_kind]
+        reported = [each for each in records if each["seed"] < TUNING]
+        # Long runs first, so that of two with the same seed the shorter one counts.
+        super().__init__(sorted(reported, key=lambda record: -record["seconds"]), PROBLEMS, METHODS)
 
     def times(self, problem: str) -> list[float]:
         """Reported times that some run of the problem reaches; if there is none, the lengths of its runs."""
@@ -120,20 +96,18 @@ class Scores:
     def at(self, problem: str, methods: Iterable[str], seconds: float) -> Score | None:
         """The best of these methods with the best of its rates after a time; None if no run is that long.
 
-        Rates with fewer seeds than others of the same method are tried ones and do not count.
+        Of a run with a scheduled rate only the end counts. Rates with fewer seeds than others of the same method are
+        tried ones and do not count.
         """
-        found = [score for method in methods for score in self._candidates(problem, method, seconds)]
+        found: list[Score] = []
+        for method in methods:
+            whole, scores = METHODS[method].scheduled, []
+            for rate, runs in self.by_kind.get((problem, method), {}).items():
+                fitting = [run for run in runs if run["seconds"] == seconds or (run["seconds"] > seconds and not whole)]
+                scores.append(Score(method, rate, seconds, {run["seed"]: run for run in fitting}))
+            most = max((len(score.runs) for score in scores), default=0)
+            found += [score for score in scores if len(score.runs) == most > 0]
         return min(found, key=lambda score: score.mean, default=None)
-
-    def _candidates(self, problem: str, method: str, seconds: float) -> list[Score]:
-        """Each rate with the shortest runs that are long enough; just as long if their rate is scheduled."""
-        whole = METHODS[method].scheduled
-        scores = []
-        for rate, runs in self._by_kind.get((problem, method), {}).items():
-            fitting = [run for run in runs if run["seconds"] == seconds or (run["seconds"] > seconds and not whole)]
-            scores.append(Score(method, rate, seconds, {run["seed"]: run for run in fitting}))
-        most = max((len(score.runs) for score in scores), default=0)
-        return [score for score in scores if len(score.runs) == most > 0]
 
     def family(self, problem: str, *families: str) -> list[str]:
         """The methods of these families that have runs."""
@@ -146,10 +120,8 @@ class Scores:
     def ratio(self, problem: str, others: Iterable[str], seconds: float, ours: str = OURS) -> float | None:
         """Our error over that of the best of other methods, on the seeds that both have; None without such runs."""
         mine, theirs = self.at(problem, [ours], seconds), self.at(problem, others, seconds)
-        if mine is None or theirs is None:
-            return None
-        seeds = mine.errors.keys() & theirs.errors.keys()
-        if not seeds:
+        seeds = mine.errors.keys() & theirs.errors.keys() if mine and theirs else set()
+        if not mine or not theirs or not seeds:
             return None
         upper, lower = (mean_error(score.errors[seed] for seed in seeds) for score in (mine, theirs))
         return upper / lower

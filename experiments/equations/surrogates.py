@@ -1,4 +1,4 @@
-"""Surrogates: networks that learn smooth tables from real engineering data. And the table of all problems."""
+"""Surrogates: networks that learn smooth tables from real engineering data."""
 
 import math
 from functools import cache
@@ -13,7 +13,6 @@ from torch import Tensor
 from torch_anderson import Term
 
 from .case import Case, Problem, known, network
-from .problems import EQUATIONS
 
 FLUID = "CarbonDioxide"
 TEMPERATURES, PRESSURES = (310.0, 500.0), (1e6, 3e7)
@@ -88,4 +87,3 @@ SURROGATES = (
         name="engine", title="jet engine (smt)", group="surrogates", build=engine, drawn=False, needs=("smt",),
     ),
 )  # fmt: skip
-PROBLEMS = {problem.name: problem for problem in (*EQUATIONS, *SURROGATES)}

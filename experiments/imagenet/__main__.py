@@ -31,7 +31,7 @@ from torch_anderson import Anderson, MovingAverage, Storage
 
 from ..data import MissingData
 from ..resnet import Residual, resnet50, small_resnet
-from ..screen import complain
+from ..screen import UserError, complain
 from .data import NO_LABEL, Images, Order, Share, loader, normalised
 from .records import BadSettings, Checkpoints, Journal, Settings, share_buffers
 
@@ -50,7 +50,7 @@ def main(args: Sequence[str] | None = None) -> int:
         settings = tyro.cli(Settings, args=args, prog="experiments.imagenet")
         with process_group() as device:
             Training(settings, device).run()
-    except (BadSettings, MissingData) as error:
+    except (UserError, MissingData) as error:
         complain(f"experiments.imagenet: {error}")
         return BAD_INPUT
     return OK

@@ -1,7 +1,6 @@
 """What a run is asked for and what it leaves: settings, a journal, and checkpoints."""
 
 import json
-import math
 import shutil
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -18,7 +17,8 @@ from torch.distributed.checkpoint.state_dict_saver import save
 from torch.optim import Optimizer
 
 from ..ranges import ABOVE_ZERO, Range, at_least, check
-from ..screen import tell
+from ..results import finite, write_json
+from ..screen import UserError, tell
 
 POSITIVE = ("batch_size", "image_size", "epochs", "checkpoint_every", "log_every", "period", "store_period")
 ALLOWED = {
@@ -31,7 +31,7 @@ FREE = {"data", "out", "workers", "epochs", "strategy", "checkpoint_every", "log
 """Settings that may change when a run is resumed."""
 
 
-class BadSettings(ValueError):
+class BadSettings(UserError, ValueError):
     """Invalid settings; the message says what is allowed."""
 
 
@@ -133,8 +133,7 @@ class Journal:
                     f"Invalid {name}: {now[name]}. The run in {path.parent} was begun with {before[name]}: "
                     "give it again, or another --out."
                 )
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(json.dumps(now | {"processes": dist.get_world_size()}, indent=1))
+        write_json(path, now | {"processes": dist.get_world_size()})
 
     def resumed(self, position: dict[str, Any]) -> None:
         """Report where the run continues, and drop epochs that will be repeated."""
@@ -166,17 +165,6 @@ class Journal:
             f"top-5 {validation['top5']:.2%}, {record['images_per_second']:.0f} images/s"
             + (f", {corrupt:.0f} images could not be read" if corrupt else ""),
         )
-
-
-def finite(value: Any) -> Any:
-    """A record as JSON can hold it: None for what is not a finite number.
-
-    >>> finite({"loss": float("nan"), "top1": 0.5})
-    {'loss': None, 'top1': 0.5}
-    """
-    if isinstance(value, dict):
-        return {name: finite(entry) for name, entry in value.items()}
-    return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 class Checkpoints:

@@ -23,21 +23,10 @@ class Batches:
         self.epoch = -1
         self.order: list[Tensor] = []
 
-    def __call__(self, step: int, factor: int = 1) -> Tensor:
-        """The rows of this step; with a ``factor`` above 1, fresh ones for ``factor`` batches, or all rows.
-
-        >>> len(Batches(rows=10, size=4, seed=0)(step=0, factor=2))
-        8
-        """
-        return self._of_epoch(*divmod(step, self.per_epoch)) if factor == 1 else self._fresh(step, factor)
-
-    def _of_epoch(self, epoch: int, position: int) -> Tensor:
+    def __call__(self, step: int) -> Tensor:
+        """The rows of this step."""
+        epoch, position = divmod(step, self.per_epoch)
         if epoch != self.epoch:
             order = np.random.default_rng([self.seed, epoch]).permutation(self.rows)
             self.epoch, self.order = epoch, list(torch.from_numpy(order[: self.per_epoch * self.size]).split(self.size))
         return self.order[position]
-
-    def _fresh(self, step: int, factor: int) -> Tensor:
-        random = np.random.default_rng([self.seed, step, 1])  # the 1 tells it from an epoch's
-        count = min(factor * self.size, self.rows)
-        return torch.from_numpy(random.choice(self.rows, count, replace=False, shuffle=False))

@@ -21,14 +21,12 @@ from torch_anderson import Objective, Term
 
 from ..solutions import burgers
 from ..task import Metrics, Problem, Task
-from .cole_hopf import SineWave
+from .domains import Product, SineWave, boundary_points, generator, uniform_points
 from .pinn import Network, Operator
-from .points import boundary_points, generator, uniform_points
-from .product import Product
 
 Equation = SineWave | Product
 
-TRAINING, VALIDATION, ERROR, PROBE = range(4)
+TRAINING, VALIDATION, ERROR = range(3)
 """Uses of random points: each has separate random numbers."""
 PRECISIONS = ("float32", "float64")
 
@@ -61,16 +59,8 @@ class BurgersProblem(Problem):
         mse_u, mse_f = self._errors(self.batch(step))
         return mse_u + mse_f
 
-    @torch.no_grad()
-    def outputs(self, step: int, factor: int = 1) -> tuple[Tensor, Tensor]:
-        """The residuals at the batch's points: of the solution, and of the equation."""
-        boundary, solution, interior, forcing = self.batch(step, factor)
-        return self.model(boundary).double() - solution, self.operator(interior) - forcing
-
-    def batch(self, step: int, factor: int = 1) -> Batch:
-        """The points of this step; with a ``factor`` above 1, fresh ones, ``factor`` times as many."""
-        if factor > 1:
-            return self._drawn(factor * self.task.training_share, PROBE, step)
+    def batch(self, step: int) -> Batch:
+        """The points of this step."""
         number = step // self.task.hold if self.task.hold else 0
         return self._drawn(self.task.training_share, TRAINING, number)
 
@@ -82,7 +72,12 @@ class BurgersProblem(Problem):
     def references(self) -> dict[str, Metrics]:
         """The network that is zero everywhere."""
         squares = self.validation.solution.square(), self.validation.forcing.square()
-        return {"zero predictor": _losses(*(square.mean() for square in squares)) | self.equation.zero_errors()}
+        return {"zero predictor": _losses(*(square.mean() for square in squares)) | self.equation.zero_errors}
+
+    @torch.no_grad()
+    def pictures(self) -> dict[str, NDArray[Any]]:
+        """Those of the equation: solution and network, where space and time make a plane."""
+        return self.equation.pictures(self.model)
 
     def _errors(self, batch: Batch) -> tuple[Tensor, Tensor]:
         mse_u = (self.model(batch.boundary).double() - batch.solution).square().mean()
@@ -120,15 +115,6 @@ class BurgersProblem(Problem):
         return points, self.equation.forcing(points)
 
 
-class SineWaveProblem(BurgersProblem):
-    """With pictures: space and time make a plane."""
-
-    @torch.no_grad()
-    def pictures(self) -> dict[str, NDArray[Any]]:
-        """Arrays x and t, and the images exact and predicted over (x, t)."""
-        return dict(SineWave(self.task.viscosity, self.task.dtype, grid=(100, 60)).pictures(self.model))
-
-
 def burgers_residual(viscosity: float, u: Callable[[Tensor], Tensor], point: Tensor, forcing: Tensor) -> Tensor:
     """L(u) - f at one point."""
     *space, _ = torch.eye(len(point), dtype=point.dtype)
@@ -158,7 +144,6 @@ class Burgers(Task):
         "mse_f": "MSE of the equation",
         "relative_l2": "relative L2 error",
     }
-    loss: ClassVar[str] = "residual"
     pinn: ClassVar[bool] = True
 
     steps: int = 3000
@@ -184,8 +169,6 @@ class Burgers(Task):
         super().__post_init__()
         if self.precision not in PRECISIONS:
             raise ValueError(f"Invalid precision: {self.precision!r}. Allowed: {', '.join(PRECISIONS)}.")
-        if not self.hold and self.probe_factor > 1:
-            raise ValueError(f"Invalid probe_factor: {self.probe_factor}. Allowed: 1, where points are fixed (hold 0).")
         for name in ("boundary_points", "interior_points"):
             count = getattr(self, name)
             if not 0 < round(self.training_share * count) < count:
@@ -228,11 +211,7 @@ class Burgers2d(Burgers):
 
     def equation(self, seed: int) -> Equation:
         """The one of Cole and Hopf."""
-        return SineWave(self.viscosity, self.dtype, grid=(64, 40))
-
-    def start(self, seed: int) -> BurgersProblem:
-        """With pictures."""
-        return SineWaveProblem(self, seed)
+        return SineWave(self.viscosity, self.dtype)
 
 
 @dataclass(frozen=True, kw_only=True)

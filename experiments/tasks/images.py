@@ -9,33 +9,35 @@ import torch
 from numpy.typing import NDArray
 from sklearn.datasets import load_digits
 from sklearn.linear_model import LogisticRegression
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
 from ..data import load_fashion
+from ..networks import perceptron
 from ..task import Metrics, Problem, Task
 from .batches import Batches
-from .tabular import perceptron
+
+Labelled = tuple[Tensor, Tensor]
+"""Images and classes."""
 
 
 class Classification(Problem):
-    """A perceptron for ten classes."""
+    """A network for ten classes."""
 
-    def __init__(
-        self, task: "ImageTask", train: tuple[Tensor, Tensor], valid: tuple[Tensor, Tensor], seed: int
-    ) -> None:
+    def __init__(self, model: nn.Module, train: Labelled, valid: Labelled, batch_size: int, seed: int) -> None:
         (self.train_x, self.train_y), (self.valid_x, self.valid_y) = train, valid
-        self.batches = Batches(len(self.train_y), task.batch_size, seed)
-        self.model = perceptron(self.train_x.shape[1], *[task.width] * task.depth, 10)
+        self.batches = Batches(len(self.train_y), batch_size, seed)
+        self.model = model
+
+    def batch(self, step: int) -> Labelled:
+        """Images and classes of this step."""
+        rows = self.batches(step)
+        return self.train_x[rows], self.train_y[rows]
 
     def loss(self, step: int) -> Tensor:
         """Cross-entropy on the batch."""
-        return cross_entropy(*self.outputs(step))
-
-    def outputs(self, step: int, factor: int = 1) -> tuple[Tensor, Tensor]:
-        """Logits and classes of the batch."""
-        batch = self.batches(step, factor)
-        return self.model(self.train_x[batch]), self.train_y[batch]
+        images, classes = self.batch(step)
+        return cross_entropy(self.model(images), classes)
 
     def evaluate(self) -> Metrics:
         """Loss and share of errors on the validation part."""
@@ -66,7 +68,6 @@ class ImageTask(Task):
 
     metric: ClassVar[str] = "validation_loss"
     metrics: ClassVar[Mapping[str, str]] = {"validation_loss": "validation loss", "validation_error": "error rate"}
-    loss: ClassVar[str] = "cross_entropy"
 
     width: int = 64
     depth: int = 2
@@ -78,6 +79,10 @@ class ImageTask(Task):
     store_period: int = 1
     relaxation: float = 1.0
     average_window: int = 9
+
+    def network(self, pixels: int) -> nn.Sequential:
+        """A perceptron."""
+        return perceptron(pixels, *[self.width] * self.depth, 10)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -100,7 +105,8 @@ class Digits(ImageTask):
         images = images[order] / images.std()
         labels = torch.as_tensor(labels[order])
         train, valid = (torch.as_tensor(part, dtype=torch.float32) for part in (images[:cut], images[cut:]))
-        return DigitsProblem(self, (train, labels[:cut]), (valid, labels[cut:]), seed)
+        parts = (train, labels[:cut]), (valid, labels[cut:])
+        return DigitsProblem(self.network(64), *parts, self.batch_size, seed)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -120,9 +126,10 @@ class Fashion(ImageTask):
     def start(self, seed: int) -> Problem:
         """With Debian's files; raises ``MissingData`` where they are not installed."""
         train_images, train_labels, test_images, test_labels = load_fashion()
-        return Classification(self, flat(train_images, train_labels), flat(test_images, test_labels), seed)
+        parts = flat(train_images, train_labels), flat(test_images, test_labels)
+        return Classification(self.network(784), *parts, self.batch_size, seed)
 
 
-def flat(images: NDArray[np.uint8], labels: NDArray[np.uint8]) -> tuple[Tensor, Tensor]:
+def flat(images: NDArray[np.uint8], labels: NDArray[np.uint8]) -> Labelled:
     """Rows of pixels between 0 and 1, and classes."""
     return torch.as_tensor(images.reshape(len(images), -1)).float() / 255, torch.as_tensor(labels).long()

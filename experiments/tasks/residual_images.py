@@ -12,15 +12,14 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
-from torch.nn.functional import avg_pool2d, cross_entropy, pad
+from torch.nn.functional import avg_pool2d, pad
 from torch.optim.swa_utils import update_bn
 
-from ..data import Labelled, load_cifar10, load_fashion
+from ..data import Arrays, load_cifar10, load_fashion
 from ..ranges import at_least, check
 from ..resnet import small_resnet
 from ..task import Metrics, Problem, Task
-from .batches import Batches
-from .images import scores
+from .images import Classification, Labelled, scores
 
 REFERENCE_BATCH = 128
 """The batch whose learning rate is the task's own."""
@@ -39,36 +38,25 @@ STATISTICS = 1000
 """Training images from which statistics for evaluation are computed."""
 
 
-class ResidualClassification(Problem):
+class ResidualClassification(Classification):
     """A ResNet for ten classes.
 
     Images are kept as bytes, one per pixel and colour, and normalised when they are used.
     """
 
-    def __init__(
-        self, task: "ResidualTask", train: tuple[Tensor, Tensor], valid: tuple[Tensor, Tensor], seed: int
-    ) -> None:
-        (self.train_x, self.train_y), (self.valid_x, self.valid_y) = train, valid
-        self.seed = seed
-        self.shift = self.train_x.shape[1] // 8
-        self.augment = task.augment
-        self.batches = Batches(len(self.train_y), task.batch_size, seed)
+    def __init__(self, task: "ResidualTask", train: Labelled, valid: Labelled, seed: int) -> None:
+        model = small_resnet(channels=train[0].shape[-1], width=task.width, depth=task.depth)
+        super().__init__(model, train, valid, task.batch_size, seed)
+        self.seed, self.augment = seed, task.augment
         sample = self.train_x[:STATISTICS].float()
         self.mean, self.deviation = sample.mean((0, 1, 2)), sample.std((0, 1, 2))
-        self.model = small_resnet(channels=self.train_x.shape[-1], width=task.width, depth=task.depth)
 
-    def loss(self, step: int) -> Tensor:
-        """Cross-entropy on the batch."""
-        return cross_entropy(*self.outputs(step))
-
-    def outputs(self, step: int, factor: int = 1) -> tuple[Tensor, Tensor]:
-        """Logits and classes of the batch, each image flipped and shifted depending on seed and step."""
-        batch = self.batches(step, factor)
-        images = self.train_x[batch]
+    def batch(self, step: int) -> Labelled:
+        """Images and classes of this step, each image flipped and shifted depending on seed and step."""
+        images, classes = super().batch(step)
         if self.augment:
-            random = np.random.default_rng([self.seed, step, 1 + factor])  # Batches draws with 1 in the last place
-            images = moved(images, self.shift, random)
-        return self.model(self.ready(images)), self.train_y[batch]
+            images = moved(images, images.shape[1] // 8, np.random.default_rng([self.seed, step, 2]))
+        return self.ready(images), classes
 
     def evaluate(self) -> Metrics:
         """Loss and share of errors on validation images, and on the same number of training images."""
@@ -128,8 +116,7 @@ class ResidualTask(Task):
         "training_loss": "training loss",
         "training_error": "error rate in training",
     }
-    loss: ClassVar[str] = "cross_entropy"
-    load: ClassVar[Callable[[], Labelled]]
+    load: ClassVar[Callable[[], Arrays]]
     """All of the data; raises ``MissingData``."""
     quick: ClassVar[Mapping[str, Any]] = {
         "training_images": 2_560, "validation_images": 1_000, "shrink": 2, "batch_size": 64, "epochs": 8,
@@ -206,7 +193,7 @@ class Cifar10(ResidualTask):
     name: ClassVar[str] = "cifar10"
     title: ClassVar[str] = "CIFAR-10, ResNet-20"
 
-    load: ClassVar[Callable[[], Labelled]] = load_cifar10
+    load: ClassVar[Callable[[], Arrays]] = load_cifar10
 
     training_images: int = 50_000
 
@@ -218,6 +205,6 @@ class FashionResNet(ResidualTask):
     name: ClassVar[str] = "fashion-resnet"
     title: ClassVar[str] = "Fashion-MNIST, ResNet-20"
 
-    load: ClassVar[Callable[[], Labelled]] = load_fashion
+    load: ClassVar[Callable[[], Arrays]] = load_fashion
 
     training_images: int = 60_000

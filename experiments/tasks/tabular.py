@@ -2,7 +2,6 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from itertools import pairwise
 from typing import Any, ClassVar
 
 import numpy as np
@@ -10,18 +9,13 @@ import torch
 from numpy.typing import NDArray
 from sklearn.datasets import load_diabetes
 from sklearn.linear_model import LinearRegression
-from torch import Tensor, nn
+from torch import Tensor
 from torch.nn.functional import mse_loss
 
 from ..data import load_admissions
+from ..networks import perceptron
 from ..task import Metrics, Problem, Task
 from .batches import Batches
-
-
-def perceptron(*sizes: int, activation: type[nn.Module] = nn.ReLU, dtype: torch.dtype = torch.float32) -> nn.Sequential:
-    """A multilayer perceptron; two sizes make a linear model."""
-    layers = [layer for a, b in pairwise(sizes) for layer in (nn.Linear(a, b, dtype=dtype), activation())]
-    return nn.Sequential(*layers[:-1])
 
 
 class Regression(Problem):
@@ -37,12 +31,8 @@ class Regression(Problem):
 
     def loss(self, step: int) -> Tensor:
         """Mean squared error on the batch."""
-        return mse_loss(*self.outputs(step))
-
-    def outputs(self, step: int, factor: int = 1) -> tuple[Tensor, Tensor]:
-        """Predictions and targets of the batch."""
-        batch = self.batches(step, factor)
-        return self.model(self.train_x[batch]), self.train_y[batch]
+        batch = self.batches(step)
+        return mse_loss(self.model(self.train_x[batch]), self.train_y[batch])
 
     def evaluate(self) -> Metrics:
         """Mean squared errors on the whole of both parts."""
@@ -79,7 +69,6 @@ class TableTask(Task):
 
     metric: ClassVar[str] = "validation_mse"
     metrics: ClassVar[Mapping[str, str]] = {"validation_mse": "validation MSE", "training_mse": "training MSE"}
-    loss: ClassVar[str] = "mse"
     quick: ClassVar[Mapping[str, Any]] = {"steps": 3_000, "decay_every": 2_000}
 
     steps: int = 15_000

@@ -5,20 +5,26 @@ the measured time.
 """
 
 import time
-from collections.abc import Iterable, Iterator
-from dataclasses import asdict, dataclass
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from itertools import islice
 from statistics import median
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
 
 import torch_anderson
 
-from .methods import base_optimizer
-from .problems import BASES, PROBLEMS, Case, random
-from .race import Record, counters, gradient_seconds, prepared
+from ..arguments import available, chosen
+from ..data import MissingData
+from ..jobs import Race, counters
+from ..methods import DESCENTS
+from ..optimizers import build
+from ..results import Record
+from ..tasks.domains import generator as random
+from .problems import BASES, PROBLEMS, Case, Problem
+from .race import entries, gradient_seconds, prepared
 
 SIZES = {
     "softmax": (None, 1024, 512, 256, 128, 64, 32),
@@ -34,53 +40,52 @@ ENDING_PROBLEMS = ("softmax", "mlp")
 
 
 @dataclass(frozen=True)
-class Batched:
+class Batched(Race):
     """A base, alone or accelerated, with one batch size."""
 
-    problem: str
-    method: str
+    study: ClassVar[str] = "batches"
+    holds: ClassVar[dict[str, Any]] = {"final": float, "samples": int}
+
     batch: int | None
     seed: int
 
-    def make(self) -> Record:
-        """Make the run."""
+    def measure(self) -> Record:
+        """Make the run and return its numbers."""
         with prepared(PROBLEMS[self.problem], self.seed) as case:
             trainer = Trainer(self.problem, self.method, case)
-            losses = [trainer.train(rows, step in JUDGED) for step, rows in enumerate(self.batches(case), 1)]
+            batches = islice(rows(case.samples, self.batch, self.seed), STEPS)
+            losses = [trainer.train(batch, step in JUDGED) for step, batch in enumerate(batches, 1)]
             judged = [loss for loss in losses if loss is not None]
-            return asdict(self) | trainer.summary() | {"final": median(judged), "samples": case.samples}
+            return trainer.summary() | {"final": median(judged), "samples": case.samples}
 
-    def batches(self, case: Case) -> Iterator[Tensor | None]:
-        """The samples of every step."""
-        return islice(rows(case.samples, self.batch, self.seed), STEPS)
-
-    def estimate(self) -> float:
-        """Seconds that the run takes, about: small batches have a cost that does not depend on their size."""
+    def estimate(self, budget: float) -> float:
+        """Estimated seconds."""
         whole = gradient_seconds(self.problem)
         largest = max(size for size in SIZES[self.problem] if size)
+        # Small batches have a cost that does not depend on their size.
         share = 1.0 if self.batch is None else 0.5 * self.batch / largest
         return STEPS * max(whole * share, 5e-4) + len(JUDGED) * whole
 
 
 @dataclass(frozen=True)
-class Ending:
+class Ending(Race):
     """Small batches, then the whole data set: how soon the accelerator notices that the noise has ended."""
 
-    problem: str
-    method: str
+    study: ClassVar[str] = "endings"
+
     seed: int
 
-    def make(self) -> Record:
-        """Make the run; ``first`` is the number of quiet steps up to the first accepted jump, None without one."""
+    def measure(self) -> Record:
+        """``first`` is the number of quiet steps up to the first accepted jump, None without one."""
         with prepared(PROBLEMS[self.problem], self.seed) as case:
             trainer = Trainer(self.problem, self.method, case)
-            for chosen in islice(rows(case.samples, NOISY_BATCH, self.seed), NOISY_STEPS):
-                trainer.train(chosen)
+            for batch in islice(rows(case.samples, NOISY_BATCH, self.seed), NOISY_STEPS):
+                trainer.train(batch)
             noisy = trainer.accepted()
-            return asdict(self) | {"first": trainer.quiet_steps(noisy), "noisy": noisy} | trainer.summary()
+            return {"first": trainer.quiet_steps(noisy), "noisy": noisy} | trainer.summary()
 
-    def estimate(self) -> float:
-        """Seconds that the run takes, about."""
+    def estimate(self, budget: float) -> float:
+        """Estimated seconds."""
         return NOISY_STEPS * 1e-3 + QUIET_STEPS * gradient_seconds(self.problem)
 
 
@@ -90,17 +95,17 @@ class Trainer:
     def __init__(self, problem: str, method: str, case: Case) -> None:
         accelerated, _, base = method.rpartition("-")
         # The second of four rates: with the larger ones small batches are unstable.
-        self.optimizer: Any = base_optimizer(base, case.parameters, PROBLEMS[problem].rates[base][1])
+        self.optimizer: Any = build(base, case.parameters, PROBLEMS[problem].rates[base][1])
         if accelerated:
             self.optimizer = torch_anderson.Anderson(self.optimizer)
         self.case = case
         self.seconds = 0.0
 
-    def train(self, chosen: Tensor | None, judge: bool = False) -> float | None:
+    def train(self, batch: Tensor | None, judge: bool = False) -> float | None:
         """One step; returns the loss of all samples afterwards, if asked to."""
         started = time.process_time()
         self.optimizer.zero_grad()
-        self.case.loss(chosen).backward()
+        self.case.loss(batch).backward()
         self.optimizer.step()
         self.seconds += time.process_time() - started
         if not judge:
@@ -136,13 +141,31 @@ def rows(samples: int, batch: int | None, seed: int) -> Iterator[Tensor | None]:
             yield from order[: samples - samples % batch].split(batch)
 
 
+def plan(problems: Sequence[str], methods: Sequence[str], seeds: Sequence[int]) -> list[Race]:
+    """The runs of these problems and methods, or of all: the family, batch sizes, and noise that ends."""
+    here, able = chosen("problem", problems, PROBLEMS), chosen("method", methods, DESCENTS)
+    here, able = available(here, without_data), available(able, lambda method: method.missing)
+    known, runnable = {problem.name for problem in here}, {method.name for method in able}
+    smaller = [job for job in (*batched(known, seeds), *endings(known, seeds)) if job.method in runnable]
+    return [*entries(here, able, seeds), *smaller]
+
+
+def without_data(problem: Problem) -> str:
+    """How to get the data of a problem that are not on this machine; empty if they are."""
+    try:
+        problem.build(0)
+    except MissingData as error:
+        return f"{problem.name} is left out: {error}"
+    return ""
+
+
 def batched(problems: Iterable[str], seeds: Iterable[int]) -> list[Batched]:
     """All runs of the study of batch sizes, seeds outermost."""
-    chosen = [name for name in SIZES if name in set(problems)]
+    named = [name for name in SIZES if name in set(problems)]
     return [
         Batched(problem, method, size, seed)
         for seed in seeds
-        for problem in chosen
+        for problem in named
         for size in SIZES[problem]
         for base in BASES
         for method in (base, f"anderson-{base}")
@@ -151,5 +174,5 @@ def batched(problems: Iterable[str], seeds: Iterable[int]) -> list[Batched]:
 
 def endings(problems: Iterable[str], seeds: Iterable[int]) -> list[Ending]:
     """All runs in which the noise ends."""
-    chosen = [name for name in ENDING_PROBLEMS if name in set(problems)]
-    return [Ending(problem, f"anderson-{base}", seed) for seed in seeds for problem in chosen for base in BASES]
+    named = [name for name in ENDING_PROBLEMS if name in set(problems)]
+    return [Ending(problem, f"anderson-{base}", seed) for seed in seeds for problem in named for base in BASES]

@@ -1,25 +1,20 @@
 """The page on the study: its origin, ratios over other methods, figures, and a table for each problem."""
 
-from collections.abc import Iterator, Mapping, Sequence
-from math import isfinite, isinf
+from collections.abc import Sequence
+from math import nan
 from pathlib import Path
-from statistics import geometric_mean, median
 
-from rich.console import Console
-
-from ..arguments import BadInput
-from ..figures import save
-from ..page import Cell, Table, number, wrapped
-from ..provenance import origin
-from ..results import write_bytes
-from ..screen import complain, tell
-from ..sweep import check_writable
-from .figures import draw_batches, draw_rates
-from .methods import LABELS, METHODS
+from ..methods import DESCENTS as METHODS
+from ..optimizers import LABELS
+from ..page import NothingToReport, origin, write_page
+from ..scores import Rate, Record
+from ..statistics import geometric_mean, median
+from ..text import MISSING, Table, number
+from .batches import Batched, Ending
+from .figures import draw_batches, draw_rates, heading
 from .problems import BASES, Problem
-from .ratios import by_batch
-from .scores import LBFGS, Record, Scores, gradients_to, middle, place, shown
-from .store import BATCHES_FOLDER, ENDINGS_FOLDER, FAMILY_FOLDER, load
+from .race import Entry
+from .scores import LBFGS, ByBatch, Scores, by_batch, shown
 
 READING = """\
 Every gradient is computed on all samples, so there is no noise. The cost of a method is the number of its gradients,
@@ -55,53 +50,32 @@ runs were not interleaved; `experiments/benchmarks/step_cost.py` compares them."
 
 def build_page(results: Path, out: Path) -> tuple[Path, list[str]]:
     """Write page and figures of what is there; returns the page, and a message for each damaged line."""
-    family, batches, endings = (load(results / name) for name in (FAMILY_FOLDER, BATCHES_FOLDER, ENDINGS_FOLDER))
-    if not family[0]:
-        raise BadInput(f"No run in {results}: see `python -m experiments whole-batch`.")
-    scores = Scores(family[0])
-    out.mkdir(parents=True, exist_ok=True)
-    save(draw_rates(scores), out, "rates")
-    if measured := by_batch(batches[0]):
-        save(draw_batches(measured), out, "batches")
-    page = out / "README.md"
-    write_bytes(page, text(scores, batches[0], endings[0]).encode())
-    return page, [message for _, problems in (family, batches, endings) for message in problems]
-
-
-def show_page(console: Console, results: Path, out: Path) -> None:
-    """Make the page; say what could not be read, and where the page is."""
-    check_writable(out)
-    page, problems = build_page(results, out)
-    for message in problems:
-        complain(message)
-    tell(console, f"Page: {page.resolve()}")
-
-
-def text(scores: Scores, batches: Sequence[Record], endings: Sequence[Record]) -> str:
-    """The whole page."""
-    every = [*scores.records, *batches, *endings]
-    parts = [
+    loaded = [kind.load(results) for kind in (Entry, Batched, Ending)]
+    family, batches, endings = (records for records, _ in loaded)
+    if not family:
+        raise NothingToReport(f"No run in {results}: see `python -m experiments whole-batch`.")
+    scores = Scores(family)
+    figures = {"rates": draw_rates(scores)}
+    parts: list[str | Table] = [
         "# Whole batches: gradients that optimizers need",
-        origin("python -m experiments whole-batch", every),
+        origin("python -m experiments whole-batch", [*scores.records, *batches, *endings]),
         READING,
+        "![Gradients against the learning rate](rates.png)",
+        "## Over other methods",
+        ON_RATIOS,
+        ratio_table(scores),
+        "## Gradients to target",
     ]
-    parts += ["![Gradients against the learning rate](rates.png)"]
-    parts += ["## Over other methods", ON_RATIOS, ratio_table(scores).markdown()]
-    parts += ["## Gradients to target"]
     for problem in scores.problems:
-        parts += [f"### {heading(problem)}", wrapped(about(problem)), gradient_table(scores, problem).markdown()]
-    parts += ["## Processor time", ON_TIMES, time_table(scores).markdown()]
+        parts += [f"### {heading(problem)}", about(problem), gradient_table(scores, problem)]
+    parts += ["## Processor time", ON_TIMES, time_table(scores)]
     if measured := by_batch(batches):
+        figures["batches"] = draw_batches(measured)
         parts += ["## Smaller batches", ON_BATCHES, "![Gain against the batch size](batches.png)"]
-        parts += [batch_table(measured).markdown()]
+        parts.append(batch_table(measured))
     if endings:
-        parts += ["## Noise that ends", ending_table(endings).markdown()]
-    return "\n\n".join(parts) + "\n"
-
-
-def heading(problem: Problem) -> str:
-    """The problem's title."""
-    return problem.title + (" (held out)" if problem.held_out else "")
+        parts += ["## Noise that ends", ending_table(endings)]
+    return write_page(out, parts, figures), [message for _, problems in loaded for message in problems]
 
 
 def about(problem: Problem) -> str:
@@ -124,111 +98,72 @@ def ratio_table(scores: Scores) -> Table:
     for measure, words in (("loss", "loss at the end"), ("gradients", "gradients")):
         pairs = scores.over_base(scores.problems, measure)
         above = sum(value > 1.03 for value in pairs.values())
-        worst = max(pairs, key=lambda name: pairs[name], default=None)
-        rows.append(
-            [
-                f"the family, {words} over the base at the same rate",
-                f"{above} of {len(pairs)} pairs above 1.03",
-                f"{number(pairs[worst])} ({worst})" if worst else "–",
-            ]
-        )
-    return Table(["what", "measured", "worst"], [[Cell(each) for each in row] for row in rows])
+        worst = max(pairs, key=lambda name: pairs[name], default="")
+        what = f"the family, {words} over the base at the same rate"
+        at_worst = f"{number(pairs[worst])} ({worst})" if worst else MISSING
+        rows.append([what, f"{above} of {len(pairs)} pairs above 1.03", at_worst])
+    return Table(["what", "measured", "worst"], rows)
 
 
 def gradient_table(scores: Scores, problem: Problem) -> Table:
-    """Methods in rows, learning rates in columns."""
-    headers = ["method", "learning rates", "lowest", "second", "third", "highest", "worst run"]
-    rows = [list(gradient_row(scores, problem, method)) for method in scores.methods(problem.name)]
-    return Table(headers, rows)
-
-
-def gradient_row(scores: Scores, problem: Problem, method: str) -> Iterator[Cell]:
-    """One method; without a learning rate its number is in the first column."""
-    rates = scores.rates(problem.name, method)
-    counts = [scores.counts(problem.name, method, rate).values() for rate in rates]
-    yield Cell(METHODS[method].label)
-    yield Cell(" ".join(f"{rate:g}" for rate in rates if rate is not None))
-    yield from (Cell(shown(middle(each))) for each in counts)
-    yield from [Cell("")] * (4 - len(rates))
-    yield Cell(shown(max(count for each in counts for count in each)))
+    """Methods in rows, learning rates in columns; without a learning rate the number is in the first column."""
+    rows = []
+    for method in scores.methods(problem.name):
+        rates = scores.rates(problem.name, method)
+        counts = [list(scores.counts(problem.name, method, rate).values()) for rate in rates]
+        texts = [shown(median(each)) for each in counts] + [""] * (4 - len(rates))
+        tried = " ".join(f"{rate:g}" for rate in rates if rate is not None)
+        rows.append([METHODS[method].label, tried, *texts, shown(max(count for each in counts for count in each))])
+    return Table(["method", "learning rates", "lowest", "second", "third", "highest", "worst run"], rows)
 
 
 def time_table(scores: Scores) -> Table:
-    """Time of a gradient with its step, and seconds to target, for every problem."""
+    """Time of a gradient with its step, and seconds to target, for every problem; medians over runs."""
     ours = [f"Anderson({label})" for label in LABELS.values()]
     headers = ["problem", "ms per gradient, SGD", *(f"{label} / base" for label in ours), "L-BFGS / SGD"]
     headers += ["seconds to target: best first-order", *ours, "L-BFGS"]
     return Table(headers, [time_row(scores, problem) for problem in scores.problems])
 
 
-def time_row(scores: Scores, problem: Problem) -> list[Cell]:
+def time_row(scores: Scores, problem: Problem) -> list[object]:
     """One problem."""
     name = problem.name
-    base = {each: gradient_time(scores, name, each) for each in METHODS}
-    ratios = [quotient(base[f"anderson-{each}"], base[each]) for each in BASES]
+
+    def a_gradient(method: str) -> float:
+        runs = [each for rate in scores.rates(name, method) for each in scores.runs(name, method, rate).values()]
+        return median([each["cpu_seconds"] / len(each["losses"]) for each in runs])
+
+    def to_target(kind: tuple[str, Rate] | None) -> float:
+        return median(list(scores.seconds(name, *kind).values())) if kind else nan
+
+    def over_rates(method: str) -> float:  # infinite where a rate does not reach the target
+        return geometric_mean([to_target((method, rate)) for rate in scores.rates(name, method)])
+
     best, lbfgs = scores.best(name, BASES), scores.best(name, LBFGS)
-    cells = [Cell(problem.title), Cell(number(1000 * base["sgd"]))]
-    cells += [Cell(number(each)) for each in (*ratios, quotient(base[lbfgs[0]] if lbfgs else 0.0, base["sgd"]))]
-    cells += [Cell(number(seconds_to_target(scores, name, *best)) if best else "–")]
-    cells += [Cell(number(over_rates(scores, name, f"anderson-{each}"))) for each in BASES]
-    return [*cells, Cell(number(seconds_to_target(scores, name, *lbfgs)) if lbfgs else "–")]
+    ratios = [a_gradient(f"anderson-{base}") / a_gradient(base) for base in BASES]
+    ratios.append(a_gradient(lbfgs[0]) / a_gradient("sgd") if lbfgs else nan)
+    times = [to_target(best), *(over_rates(f"anderson-{base}") for base in BASES), to_target(lbfgs)]
+    return [problem.title, 1000 * a_gradient("sgd"), *ratios, *times]
 
 
-def quotient(upper: float, lower: float) -> float | None:
-    """A ratio, None where a part is missing."""
-    return upper / lower if upper and lower else None
-
-
-def gradient_time(scores: Scores, problem: str, method: str) -> float:
-    """Processor seconds of a gradient with its step, median over runs; 0 without runs."""
-    runs = [each for rate in scores.rates(problem, method) for each in scores.runs(problem, method, rate).values()]
-    return median(each["cpu_seconds"] / len(each["losses"]) for each in runs) if runs else 0.0
-
-
-def seconds_to_target(scores: Scores, problem: str, method: str, rate: float | None) -> float | None:
-    """Processor time to target, median over seeds; None where it is not reached."""
-    times = [seconds(scores, each) for each in scores.runs(problem, method, rate).values()]
-    found = middle(times)
-    return None if isinf(found) else found
-
-
-def seconds(scores: Scores, record: Record) -> float:
-    """Processor time of a run to its target; infinite where it is not reached."""
-    count = gradients_to(record, scores.goals[place(record)])
-    return float(record["seconds"][int(count) - 1]) if isfinite(count) else count
-
-
-def over_rates(scores: Scores, problem: str, method: str) -> float | None:
-    """Geometric mean over rates of the time to target; None where a rate does not reach it."""
-    times = [seconds_to_target(scores, problem, method, rate) for rate in scores.rates(problem, method)]
-    reached = [each for each in times if each]
-    return geometric_mean(reached) if reached and len(reached) == len(times) else None
-
-
-def batch_table(measured: Mapping[tuple[str, str, int], Mapping[str, list[float]]]) -> Table:
+def batch_table(measured: ByBatch) -> Table:
     """The numbers behind the figure."""
-    headers = ["problem", "base", "batch", "final loss / base's", "worst seed", "jumps", "time / base's"]
-    rows = []
+    rows: list[list[object]] = []
     for (problem, base, size), values in sorted(measured.items()):
-        loss, jumps, time = values["loss"], values["accepted"], values["time"]
-        numbers = [geometric_mean(loss), max(loss), sum(jumps) / len(jumps), geometric_mean(time)]
-        rows.append([Cell(problem), Cell(LABELS[base]), Cell(str(size)), *(Cell(number(each)) for each in numbers)])
-    return Table(headers, rows)
+        loss, jumps = values["loss"], values["accepted"]
+        means = [geometric_mean(loss), max(loss), sum(jumps) / len(jumps), geometric_mean(values["time"])]
+        rows.append([problem, LABELS[base], size, *means])
+    return Table(["problem", "base", "batch", "final loss / base's", "worst seed", "jumps", "time / base's"], rows)
 
 
 def ending_table(endings: Sequence[Record]) -> Table:
     """Steps with the whole batch up to the first accepted jump, after 300 steps with a batch of 64."""
-    rows = []
-    for kind in sorted({(each["problem"], each["method"]) for each in endings}):
-        runs = [each for each in endings if (each["problem"], each["method"]) == kind]
-        found = sorted(each["first"] for each in runs if each["first"] is not None)
-        jumps = sum(each["noisy"] for each in runs) / len(runs)
-        cells = [
-            kind[0],
-            METHODS[kind[1]].label,
-            f"{len(found)} of {len(runs)}",
-            " ".join(map(str, found)),
-            number(jumps),
-        ]
-        rows.append([Cell(each) for each in cells])
+    kinds: dict[tuple[str, str], list[Record]] = {}
+    for each in endings:
+        kinds.setdefault((each["problem"], each["method"]), []).append(each)
+    rows: list[list[object]] = []
+    for (problem, method), runs in sorted(kinds.items()):
+        first = sorted(each["first"] for each in runs if each["first"] is not None)
+        noisy = sum(each["noisy"] for each in runs) / len(runs)
+        rows.append([problem, METHODS[method].label, f"{len(first)} of {len(runs)}", " ".join(map(str, first)), noisy])
     return Table(["problem", "method", "runs with a jump", "steps to the first", "jumps while noisy"], rows)

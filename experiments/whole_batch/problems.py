@@ -7,23 +7,26 @@ network that separates its classes would improve for ever, and "close to the low
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import cache, partial
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
+from torch.nn.functional import binary_cross_entropy_with_logits, cross_entropy, mse_loss
 
 from ..data import load_fashion
-from ..tasks import points, tabular
+from ..networks import perceptron as any_perceptron
+from ..optimizers import LABELS
 from ..tasks.burgers import Burgers2dFixed
+from ..tasks.domains import generator as random
 
 Loss = Callable[[Tensor | None], Tensor]
 """The loss on some rows of the data, or on all of them (None)."""
 Misfit = Callable[[Tensor, Tensor], Tensor]
 Data = tuple[Tensor, Tensor]
 """Inputs and targets."""
-BASES = ("sgd", "nesterov", "adam")
-random = points.generator
-perceptron = partial(tabular.perceptron, activation=nn.Tanh, dtype=torch.float64)
+BASES = tuple(LABELS)
+perceptron = partial(any_perceptron, activation=nn.Tanh, dtype=torch.float64)
 
 
 @dataclass(frozen=True)
@@ -37,13 +40,16 @@ class Case:
     """The lowest loss there is, where a formula gives it."""
 
 
-@dataclass(frozen=True, kw_only=True)
+Build = Callable[[int], Case]
+
+
+@dataclass(frozen=True)
 class Problem:
     """A member of the family."""
 
     name: str
     title: str
-    build: Callable[[int], Case]
+    build: Build
     """From the seed, which draws the first weights, and the data where they are synthetic."""
     rates: Mapping[str, tuple[float, ...]]
     """Base optimizer -> learning rates over a factor of about 30."""
@@ -85,6 +91,18 @@ def supervised(model: nn.Module, data: Data, misfit: Misfit, decay: float = 0.0)
         return value + decay * sum(p.square().sum() for p in parameters) if decay else value
 
     return Case(parameters, loss, len(inputs))
+
+
+def network_on(
+    about: str, data: Callable[[], Data], misfit: Misfit, decay: float, *sizes: int, **options: Any
+) -> Build:
+    """A function with the docstring ``about`` that builds a perceptron, tanh unless told otherwise, on a data set."""
+
+    def build(seed: int) -> Case:
+        return supervised(perceptron(*sizes, **options), data(), misfit, decay)
+
+    build.__doc__ = about
+    return build
 
 
 def standardised(values: Tensor) -> Tensor:
@@ -133,6 +151,12 @@ def breast_cancer() -> Data:
     return standardised(torch.tensor(features)), torch.tensor(benign, dtype=torch.float64)[:, None]
 
 
+def radius() -> Data:
+    """The mean radius of the tumours from their 29 other features, which are strongly correlated."""
+    features, _ = breast_cancer()
+    return features[:, 1:], features[:, :1]
+
+
 @cache
 def fashion(images: int = 10_000) -> Data:
     """The first images of Fashion-MNIST in float32; raises ``MissingData``."""
@@ -151,26 +175,10 @@ def least_squares(seed: int) -> Case:
     inputs = gaussian(generator, 200, 9) * scales
     targets = inputs @ gaussian(generator, 9, 1) + 0.1 * gaussian(generator, 200, 1)
     model = nn.Linear(9, 1, bias=False, dtype=torch.float64)
-    case = supervised(model, (inputs, targets), functional.mse_loss)
+    case = supervised(model, (inputs, targets), mse_loss)
     best = torch.linalg.lstsq(inputs, targets).solution
     optimum = float((inputs @ best - targets).square().mean())
     return replace(case, optimum=optimum)
-
-
-def softmax(seed: int) -> Case:
-    """650 weights on digits."""
-    return supervised(perceptron(64, 10), digits(), functional.cross_entropy, decay=1e-3)
-
-
-def logistic(seed: int) -> Case:
-    """31 weights on the tumours."""
-    return supervised(perceptron(30, 1), breast_cancer(), functional.binary_cross_entropy_with_logits, decay=1e-3)
-
-
-def ridge(seed: int) -> Case:
-    """The mean radius of the tumours from their 29 other features, which are strongly correlated."""
-    features, _ = breast_cancer()
-    return supervised(perceptron(29, 1), (features[:, 1:], features[:, :1]), functional.mse_loss, decay=1e-3)
 
 
 def robust(seed: int) -> Case:
@@ -188,7 +196,7 @@ def synthetic_softmax(seed: int) -> Case:
     centres = gaussian(generator, 8, 40)
     mixing = gaussian(generator, 40, 40) / 40**0.5
     inputs = standardised((centres[labels] + 1.5 * gaussian(generator, 600, 40)) @ mixing)
-    return supervised(perceptron(40, 8), (inputs, labels), functional.cross_entropy, decay=1e-3)
+    return supervised(perceptron(40, 8), (inputs, labels), cross_entropy, decay=1e-3)
 
 
 def synthetic_robust(seed: int) -> Case:
@@ -222,18 +230,7 @@ def factorisation(seed: int) -> Case:
     matrix = gaussian(generator, 60, 5) @ gaussian(generator, 5, 40) + 0.3 * gaussian(generator, 60, 40)
     known = torch.rand(60, 40, generator=generator) < 0.5
     places = known.nonzero()
-    return supervised(Factors(60, 40, 5), (places, matrix[known]), functional.mse_loss, decay=1e-4)
-
-
-def mlp(seed: int) -> Case:
-    """2,410 weights on digits."""
-    return supervised(perceptron(64, 32, 10), digits(), functional.cross_entropy, decay=1e-4)
-
-
-def relu(seed: int) -> Case:
-    """1,441 weights on the patients."""
-    model = perceptron(10, 32, 32, 1, activation=nn.ReLU)
-    return supervised(model, diabetes(), functional.mse_loss, decay=3e-3)
+    return supervised(Factors(60, 40, 5), (places, matrix[known]), mse_loss, decay=1e-4)
 
 
 def convolutional(seed: int) -> Case:
@@ -247,26 +244,14 @@ def convolutional(seed: int) -> Case:
         nn.Flatten(),
         nn.Linear(64, 10),
     ).double()
-    return supervised(model, digits(), functional.cross_entropy, decay=1e-4)
-
-
-def fashion_mlp(seed: int) -> Case:
-    """118,282 weights with tanh on 10,000 images in float32."""
-    model = perceptron(784, 128, 128, 10, dtype=torch.float32)
-    return supervised(model, fashion(), functional.cross_entropy, decay=1e-3)
-
-
-def fashion_relu(seed: int) -> Case:
-    """118,282 weights with ReLU on 4,000 images in float32."""
-    model = perceptron(784, 128, 128, 10, activation=nn.ReLU, dtype=torch.float32)
-    return supervised(model, fashion(4_000), functional.cross_entropy, decay=1e-3)
+    return supervised(model, digits(), cross_entropy, decay=1e-4)
 
 
 def sine(seed: int) -> Case:
     """A network 1-20-20-1 fitted to sin(6 x) at 200 points."""
     inputs = torch.linspace(-1, 1, 200, dtype=torch.float64)[:, None]
     data = inputs, torch.sin(6 * inputs)
-    case = supervised(perceptron(1, 20, 20, 1), data, functional.mse_loss)
+    case = supervised(perceptron(1, 20, 20, 1), data, mse_loss)
     return replace(case, optimum=0.0)
 
 
@@ -283,38 +268,40 @@ def synthetic_mlp(seed: int) -> Case:
     inputs = gaussian(generator, 500, 12)
     hidden = torch.tanh(inputs @ gaussian(generator, 12, 20) / 2)
     labels = (hidden @ gaussian(generator, 20, 4)).argmax(1)
-    return supervised(perceptron(12, 20, 4), (inputs, labels), functional.cross_entropy, decay=3e-4)
+    return supervised(perceptron(12, 20, 4), (inputs, labels), cross_entropy, decay=3e-4)
 
 
+WIDE = (784, 128, 128, 10)
 FAMILY = (
-    Problem(
-        name="least-squares", title="least squares, 9 weights", build=least_squares, rates=rates(0.3, 0.3), excess=1e-8
-    ),
-    Problem(name="softmax", title="softmax regression, digits", build=softmax, rates=rates(3.0, 1.0)),
-    Problem(name="logistic", title="logistic regression, tumours", build=logistic, rates=rates(3.0, 3.0, 0.1)),
-    Problem(name="ridge", title="ridge regression, tumours", build=ridge, rates=rates(0.03, 0.03)),
-    Problem(name="huber", title="robust regression, patients", build=robust, rates=rates(0.1, 0.1)),
-    Problem(name="factors", title="matrix factorisation", build=factorisation, rates=rates(10.0, 3.0, 0.1)),
-    Problem(name="mlp", title="MLP 64-32-10 tanh, digits", build=mlp, rates=rates(3.0, 1.0), gradients=400),
-    Problem(name="relu", title="MLP ReLU, patients", build=relu, rates=rates(0.3, 0.1), gradients=400),
-    Problem(name="conv", title="convolutional net, digits", build=convolutional, rates=rates(3.0, 3.0)),
-    Problem(name="fashion", title="MLP, Fashion-MNIST", build=fashion_mlp, rates=rates(0.1, 0.03, 0.003)),
-    Problem(name="fashion-relu", title="MLP ReLU, Fashion-MNIST", build=fashion_relu, rates=rates(0.1, 0.03, 0.003)),
-    Problem(name="sine", title="sine regression", build=sine, rates=rates(0.3, 0.03), gradients=400, excess=1e-2),
-    Problem(
-        name="pinn", title="PINN, Burgers' equation", build=pinn, rates=rates(0.03, 0.03), gradients=400, excess=2e-2
-    ),
-    Problem(
-        name="softmax-2", title="softmax regression, synthetic", build=synthetic_softmax, rates=rates(10.0, 3.0, 0.1),
-        held_out=True,
-    ),
-    Problem(
-        name="mlp-2", title="MLP 12-20-4 tanh, synthetic", build=synthetic_mlp, rates=rates(3.0, 3.0, 0.1),
-        gradients=400, held_out=True,
-    ),
-    Problem(
-        name="huber-2", title="robust regression, synthetic", build=synthetic_robust, rates=rates(1.0, 1.0),
-        held_out=True,
-    ),
+    Problem("least-squares", "least squares, 9 weights", least_squares, rates(0.3, 0.3), excess=1e-8),
+    Problem("softmax", "softmax regression, digits",
+            network_on("650 weights on digits.", digits, cross_entropy, 1e-3, 64, 10), rates(3.0, 1.0)),
+    Problem("logistic", "logistic regression, tumours",
+            network_on("31 weights on the tumours.", breast_cancer, binary_cross_entropy_with_logits, 1e-3, 30, 1),
+            rates(3.0, 3.0, 0.1)),
+    Problem("ridge", "ridge regression, tumours",
+            network_on(radius.__doc__ or "", radius, mse_loss, 1e-3, 29, 1), rates(0.03, 0.03)),
+    Problem("huber", "robust regression, patients", robust, rates(0.1, 0.1)),
+    Problem("factors", "matrix factorisation", factorisation, rates(10.0, 3.0, 0.1)),
+    Problem("mlp", "MLP 64-32-10 tanh, digits",
+            network_on("2,410 weights on digits.", digits, cross_entropy, 1e-4, 64, 32, 10), rates(3.0, 1.0),
+            gradients=400),
+    Problem("relu", "MLP ReLU, patients",
+            network_on("1,441 weights on the patients.", diabetes, mse_loss, 3e-3, 10, 32, 32, 1, activation=nn.ReLU),
+            rates(0.3, 0.1), gradients=400),
+    Problem("conv", "convolutional net, digits", convolutional, rates(3.0, 3.0)),
+    Problem("fashion", "MLP, Fashion-MNIST",
+            network_on("118,282 weights with tanh on 10,000 images in float32.", fashion, cross_entropy, 1e-3, *WIDE,
+                       dtype=torch.float32),
+            rates(0.1, 0.03, 0.003)),
+    Problem("fashion-relu", "MLP ReLU, Fashion-MNIST",
+            network_on("118,282 weights with ReLU on 4,000 images in float32.", partial(fashion, 4_000), cross_entropy,
+                       1e-3, *WIDE, activation=nn.ReLU, dtype=torch.float32),
+            rates(0.1, 0.03, 0.003)),
+    Problem("sine", "sine regression", sine, rates(0.3, 0.03), gradients=400, excess=1e-2),
+    Problem("pinn", "PINN, Burgers' equation", pinn, rates(0.03, 0.03), gradients=400, excess=2e-2),
+    Problem("softmax-2", "softmax regression, synthetic", synthetic_softmax, rates(10.0, 3.0, 0.1), held_out=True),
+    Problem("mlp-2", "MLP 12-20-4 tanh, synthetic", synthetic_mlp, rates(3.0, 3.0, 0.1), gradients=400, held_out=True),
+    Problem("huber-2", "robust regression, synthetic", synthetic_robust, rates(1.0, 1.0), held_out=True),
 )  # fmt: skip
 PROBLEMS = {problem.name: problem for problem in FAMILY}

@@ -4,37 +4,41 @@ import math
 import time
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from functools import cache
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 
-from ..runner import one_thread
-from .methods import METHODS, Meter, Method, Spent, base_optimizer
+from ..jobs import Race, counters
+from ..methods import DESCENTS, Method
+from ..optimizers import build
+from ..results import Record
+from ..runner import isolated
+from ..solvers.meter import Meter, Spent
 from .problems import BASES, PROBLEMS, Case, Problem
 
-Record = dict[str, Any]
 SLOWER = 1.15
 """Time of a run over that of its gradients alone, on the average."""
 
 
 @dataclass(frozen=True)
-class Entry:
-    """What to run."""
+class Entry(Race):
+    """A method on a problem of the family."""
 
-    problem: str
-    method: str
+    study: ClassVar[str] = "family"
+    holds: ClassVar[dict[str, Any]] = {"losses": list, "seconds": list}
+
     rate: float | None
     """None for methods without a learning rate."""
     seed: int
 
-    def make(self) -> Record:
-        """Make the run."""
+    def measure(self) -> Record:
+        """Make the run and return its numbers."""
         return run(self)
 
-    def estimate(self) -> float:
-        """Seconds that the run takes, about."""
+    def estimate(self, budget: float) -> float:
+        """Estimated seconds."""
         return SLOWER * PROBLEMS[self.problem].gradients * gradient_seconds(self.problem)
 
 
@@ -50,20 +54,20 @@ def entries(problems: Iterable[Problem], methods: Iterable[Method], seeds: Itera
     ]
 
 
-def run(entry: Entry, methods: Mapping[str, Method] = METHODS) -> Record:
+def run(entry: Entry, methods: Mapping[str, Method] = DESCENTS) -> Record:
     """Make a run on one thread; raises ``MissingData`` where the problem's data are not on this machine."""
     problem, method = PROBLEMS[entry.problem], methods[entry.method]
     with prepared(problem, entry.seed) as case:
         meter = Meter(case, problem.gradients)
         with suppress(Spent):
-            method.run(meter, entry.rate or math.nan)
-        return asdict(entry) | measured(meter)
+            method.descend(meter, entry.rate or math.nan)
+        return entry.identity | measured(meter)
 
 
 @contextmanager
 def prepared(problem: Problem, seed: int) -> Iterator[Case]:
     """A context with one thread and separate random numbers, in which a problem is built."""
-    with one_thread(), torch.random.fork_rng(devices=[]):
+    with isolated():
         warm_up()
         torch.manual_seed(seed)
         yield problem.build(seed)
@@ -75,7 +79,7 @@ def warm_up() -> None:
     weight = torch.nn.Parameter(torch.ones(()))
     weight.grad = torch.ones(())
     for base in BASES:
-        base_optimizer(base, [weight], 0.1).step()
+        build(base, [weight], 0.1).step()
 
 
 def measured(meter: Meter) -> Record:
@@ -92,13 +96,6 @@ def measured(meter: Meter) -> Record:
         "optimum": meter.case.optimum,
         "stats": counters(meter.optimizer),
     }
-
-
-def counters(optimizer: Any) -> dict[str, float]:
-    """The counts of ``Anderson``, or of a prototype that keeps them in a dictionary; empty for other optimizers."""
-    if hasattr(optimizer, "stats"):
-        return {name: float(value) for name, value in optimizer.stats.as_dict().items() if value}
-    return {name: float(value) for name, value in getattr(optimizer, "count", {}).items() if value}
 
 
 @cache

@@ -1,24 +1,24 @@
-"""From records to numbers: targets, and the gradients or the processor time needed to reach them.
+"""From records to numbers: targets, the gradients or the processor time needed to reach them, and ratios to the base.
 
 A run that does not reach its target counts against us on both sides of a ratio: as twice the allowed gradients where it
 is ours, as the allowed gradients where it is the one we compare with. Where both fail, the pair is left out.
 """
 
-import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from statistics import geometric_mean, median
-from typing import Any
+from math import inf, isfinite, isinf, nan
 
-from .methods import LBFGS_HISTORIES, METHODS
-from .problems import BASES, FAMILY, PROBLEMS, Problem
+from ..methods import DESCENTS as METHODS
+from ..methods import LBFGS_HISTORIES
+from ..scores import Rate, Record, Records
+from ..statistics import geometric_mean, reached_at
+from .problems import BASES, PROBLEMS, Problem
 
-Record = Mapping[str, Any]
 Place = tuple[str, int]
 """Problem and seed: what methods are compared on."""
-Counts = Mapping[int, float]
-"""Seed -> gradients to target; infinite where it was not reached."""
+ByBatch = Mapping[tuple[str, str, int], Mapping[str, list[float]]]
+"""Problem, base and batch size -> measure -> values, one for each seed."""
 WITHIN = 1.1
 """A target, where the problem names no other: this many times the lowest loss that any method found."""
 LAST = 10
@@ -30,14 +30,9 @@ CLOSE = 1.001
 LBFGS = tuple(f"lbfgs-{history}" for history in LBFGS_HISTORIES)
 
 
-def place(record: Record) -> Place:
-    """Where a run belongs."""
-    return record["problem"], record["seed"]
-
-
 def finite_losses(record: Record) -> list[float]:
     """The losses of a run, without the last one if the run diverged."""
-    return [loss for loss in record["losses"] if loss is not None and math.isfinite(loss)]
+    return [loss for loss in record["losses"] if loss is not None and isfinite(loss)]
 
 
 def diverged(record: Record) -> bool:
@@ -45,56 +40,18 @@ def diverged(record: Record) -> bool:
     return len(finite_losses(record)) < len(record["losses"])
 
 
-def lowest(records: Iterable[Record]) -> dict[Place, float]:
-    """The lowest loss that any method found, by problem and seed."""
-    found: dict[Place, float] = {}
-    for each in records:
-        best = min(finite_losses(each), default=math.inf)
-        found[place(each)] = min(found.get(place(each), math.inf), best)
-    return found
-
-
-def targets(records: Sequence[Record]) -> dict[Place, float]:
-    """The loss to reach, by problem and seed."""
-    optima = {place(each): each["optimum"] for each in records}
-    return {where: target(where[0], best, optima[where]) for where, best in lowest(records).items()}
-
-
-def target(problem: str, best: float, optimum: float | None) -> float:
-    """The loss to reach, from the lowest one found and the optimum where it is known."""
-    excess = PROBLEMS[problem].excess
-    return WITHIN * best if excess is None or optimum is None else optimum + excess
-
-
 def gradients_to(record: Record, loss: float) -> float:
     """How many gradients were computed up to the first with a loss this low; infinite if there is none."""
-    counted = enumerate(record["losses"], 1)
-    return next((count for count, each in counted if each is not None and each <= loss), math.inf)
-
-
-def middle(counts: Iterable[float]) -> float:
-    """The median; infinite where half of the numbers or more are.
-
-    >>> middle([3, math.inf, 1]), middle([3, math.inf])
-    (3, inf)
-    """
-    ordered = sorted(counts)
-    both = ordered[(len(ordered) - 1) // 2 : len(ordered) // 2 + 1]
-    return math.inf if math.inf in both else median(both)
+    return reached_at(range(1, len(record["losses"]) + 1), record["losses"], loss)
 
 
 def shown(count: float) -> str:
     """A number of gradients in a table.
 
-    >>> shown(16.0), shown(16.5), shown(math.inf)
+    >>> shown(16.0), shown(16.5), shown(inf)
     ('16', '16.5', '-')
     """
-    return f"{count:g}" if math.isfinite(count) else "-"
-
-
-def end(record: Record) -> float:
-    """The loss that a run ends with; infinite if it diverged."""
-    return math.inf if diverged(record) else min(record["losses"][-LAST:])
+    return f"{count:g}" if isfinite(count) else "-"
 
 
 def stable(record: Record) -> bool:
@@ -102,12 +59,37 @@ def stable(record: Record) -> bool:
     return not diverged(record) and max(record["losses"][-LAST:]) <= STEADY * min(record["losses"])
 
 
+def ratio(ours: float, theirs: float, allowed: int) -> float:
+    """Gradients of ours over theirs, where at least one has reached the target.
+
+    >>> ratio(10, 20, 300), ratio(inf, 300, 300), ratio(150, inf, 300)
+    (0.5, 2.0, 0.5)
+    """
+    return (2 * allowed if isinf(ours) else ours) / min(theirs, allowed)
+
+
+def end(record: Record) -> float:
+    """The loss that a run ends with; infinite if it diverged."""
+    return inf if diverged(record) else min(record["losses"][-LAST:])
+
+
+def loss_ratio(ours: Record, base: Record) -> float:
+    """The loss that ours ends with over the base's."""
+    return end(ours) / end(base)
+
+
+def gradient_ratio(ours: Record, base: Record) -> float:
+    """Gradients to come close to the base's lowest loss, ours over the base's."""
+    loss = CLOSE * min(base["losses"])
+    return ratio(gradients_to(ours, loss), gradients_to(base, loss), len(base["losses"]))
+
+
 @dataclass(frozen=True)
 class Summary:
     """Ratios in short."""
 
     mean: float
-    """Geometric."""
+    """Geometric; NaN without pairs, as the worst is."""
     worst: float
     pairs: int
     failed: int
@@ -116,81 +98,63 @@ class Summary:
     """Pairs in which neither did."""
 
 
-def summary(ratios: Iterable[float], failed: int = 0, left_out: int = 0) -> Summary:
-    """Summarize ratios; mean and maximum are NaN if there are none."""
-    values = list(ratios)
-    if not values:
-        return Summary(math.nan, math.nan, 0, failed, left_out)
-    return Summary(geometric_mean(values), max(values), len(values), failed, left_out)
-
-
-class Scores:
+class Scores(Records[Problem]):
     """All runs of the family, ready for questions."""
 
     def __init__(self, records: Iterable[Record]) -> None:
         # A run that was made twice counts once.
-        unique = {(*place(each), each["method"], each["rate"]): each for each in records}
-        self.records = list(unique.values())
+        unique = {(each["problem"], each["method"], each["rate"], each["seed"]): each for each in records}
+        super().__init__(unique.values(), PROBLEMS, METHODS)
 
     @cached_property
     def goals(self) -> dict[Place, float]:
-        """The loss to reach, by problem and seed."""
-        return targets(self.records)
-
-    @cached_property
-    def problems(self) -> list[Problem]:
-        """Those with runs, in the order of the family."""
-        names = {each["problem"] for each in self.records}
-        return [problem for problem in FAMILY if problem.name in names]
-
-    @cached_property
-    def _by_kind(self) -> dict[tuple[str, str, float | None], dict[int, Record]]:
-        found: dict[tuple[str, str, float | None], dict[int, Record]] = {}
+        """The loss to reach, by problem and seed: near the optimum if that is known, else near the lowest found."""
+        lowest: dict[Place, float] = {}
+        optima: dict[Place, float | None] = {}
         for each in self.records:
-            found.setdefault((each["problem"], each["method"], each["rate"]), {})[each["seed"]] = each
-        return found
+            place = each["problem"], each["seed"]
+            lowest[place] = min([lowest.get(place, inf), *finite_losses(each)])
+            optima[place] = each["optimum"]
+        goals = {}
+        for place, best in lowest.items():
+            excess, optimum = PROBLEMS[place[0]].excess, optima[place]
+            goals[place] = WITHIN * best if excess is None or optimum is None else optimum + excess
+        return goals
 
-    def runs(self, problem: str, method: str, rate: float | None = None) -> dict[int, Record]:
-        """Seed -> run."""
-        return self._by_kind.get((problem, method, rate), {})
-
-    def rates(self, problem: str, method: str) -> list[float | None]:
-        """The learning rates that there are runs with, ascending."""
-        found = [rate for name, each, rate in self._by_kind if (name, each) == (problem, method)]
-        return sorted(found, key=lambda rate: rate or 0.0)
-
-    def methods(self, problem: str) -> list[str]:
-        """Those with runs on a problem."""
-        there = {method for name, method, _ in self._by_kind if name == problem}
-        return [method for method in METHODS if method in there]
-
-    def counts(self, problem: str, method: str, rate: float | None = None) -> dict[int, float]:
-        """Seed -> gradients to target."""
+    def counts(self, problem: str, method: str, rate: Rate = None) -> dict[int, float]:
+        """Seed -> gradients to target; infinite where it was not reached."""
         runs = self.runs(problem, method, rate)
-        return {seed: gradients_to(each, self.goals[place(each)]) for seed, each in runs.items()}
+        return {seed: gradients_to(each, self.goals[problem, seed]) for seed, each in runs.items()}
 
-    def best(self, problem: str, methods: Iterable[str]) -> tuple[str, float | None] | None:
+    def seconds(self, problem: str, method: str, rate: Rate = None) -> dict[int, float]:
+        """Seed -> processor seconds to target; infinite where it was not reached."""
+        runs = self.runs(problem, method, rate)
+        return {
+            seed: reached_at(each["seconds"], each["losses"], self.goals[problem, seed]) for seed, each in runs.items()
+        }
+
+    def best(self, problem: str, methods: Iterable[str]) -> tuple[str, Rate] | None:
         """The method with the rate that needs the fewest gradients, geometric mean over seeds; None without runs."""
-        kinds = [(method, rate) for method in methods for rate in self.rates(problem, method)]
-        allowed = PROBLEMS[problem].gradients
-        return min(kinds, key=lambda kind: mean_count(self.counts(problem, *kind), 2 * allowed), default=None)
+        most = 2 * PROBLEMS[problem].gradients
+
+        def cost(kind: tuple[str, Rate]) -> float:
+            return geometric_mean([min(count, most) for count in self.counts(problem, *kind).values()])
+
+        return min(((name, rate) for name in methods for rate in self.rates(problem, name)), key=cost, default=None)
 
     def over_best(self, others: Sequence[str], problems: Sequence[Problem], bases: Sequence[str] = BASES) -> Summary:
         """Gradients of ours, every base at each of its rates, over those of the best of the other methods."""
-        ratios, failed, left_out = [], 0, 0
+        pairs: list[tuple[float, float, int]] = []
         for problem in problems:
             against = self.best(problem.name, others)
             theirs = self.counts(problem.name, *against) if against else {}
-            for mine in self._ours(problem.name, bases):
-                pairs = [(mine[seed], theirs[seed]) for seed in mine.keys() & theirs.keys()]
-                ratios += [ratio(*pair, problem.gradients) for pair in pairs if math.isfinite(min(pair))]
-                failed += sum(math.isinf(ours) for ours, _ in pairs)
-                left_out += sum(math.isinf(min(pair)) for pair in pairs)
-        return summary(ratios, failed, left_out)
-
-    def _ours(self, problem: str, bases: Sequence[str]) -> list[dict[int, float]]:
-        methods = [f"anderson-{base}" for base in bases]
-        return [self.counts(problem, method, rate) for method in methods for rate in self.rates(problem, method)]
+            for method in (f"anderson-{base}" for base in bases):
+                for rate in self.rates(problem.name, method):
+                    mine = self.counts(problem.name, method, rate)
+                    pairs += [(mine[seed], theirs[seed], problem.gradients) for seed in mine.keys() & theirs.keys()]
+        ratios = [ratio(*pair) for pair in pairs if isfinite(min(pair[:2]))]
+        failed = sum(isinf(ours) for ours, *_ in pairs)
+        return Summary(geometric_mean(ratios), max(ratios, default=nan), len(ratios), failed, len(pairs) - len(ratios))
 
     def over_base(self, problems: Sequence[Problem], measure: str, bases: Sequence[str] = BASES) -> dict[str, float]:
         """Ours over the base at the same rate and seed, where the base is stable; by a name for each pair.
@@ -210,26 +174,17 @@ class Scores:
         return found
 
 
-def ratio(ours: float, theirs: float, allowed: int) -> float:
-    """Gradients of ours over theirs, where at least one has reached the target.
-
-    >>> ratio(10, 20, 300), ratio(math.inf, 300, 300), ratio(150, math.inf, 300)
-    (0.5, 2.0, 0.5)
-    """
-    return (2 * allowed if math.isinf(ours) else ours) / min(theirs, allowed)
-
-
-def mean_count(counts: Counts, unreached: float) -> float:
-    """Geometric mean over seeds, with this number where the target was not reached."""
-    return geometric_mean(min(count, unreached) for count in counts.values())
-
-
-def loss_ratio(ours: Record, base: Record) -> float:
-    """The loss that ours ends with over the base's."""
-    return end(ours) / end(base)
-
-
-def gradient_ratio(ours: Record, base: Record) -> float:
-    """Gradients to come close to the base's lowest loss, ours over the base's."""
-    loss = CLOSE * min(base["losses"])
-    return ratio(gradients_to(ours, loss), gradients_to(base, loss), len(base["losses"]))
+def by_batch(records: Iterable[Record]) -> ByBatch:
+    """Final loss and time over the base's with the same batches, and the number of jumps."""
+    runs = {(each["problem"], each["method"], each["batch"], each["seed"]): each for each in records}
+    found: dict[tuple[str, str, int], dict[str, list[float]]] = {}
+    for (problem, method, batch, seed), ours in sorted(runs.items(), key=lambda item: str(item[0])):
+        base = method.rpartition("-")[2]
+        alone = runs.get((problem, base, batch, seed))
+        if method == base or alone is None or base not in BASES:
+            continue
+        values = found.setdefault((problem, base, batch or ours["samples"]), {"loss": [], "accepted": [], "time": []})
+        values["loss"].append(ours["final"] / alone["final"])
+        values["accepted"].append(ours["stats"].get("accepted", 0.0))
+        values["time"].append(ours["cpu_seconds"] / alone["cpu_seconds"])
+    return found

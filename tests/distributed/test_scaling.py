@@ -15,7 +15,7 @@ from experiments.benchmarks.scaling.checks import FULL, acceleration_on_paper
 from experiments.benchmarks.scaling.costs import LAYOUTS, Setting
 from experiments.benchmarks.scaling.estimates import Machine, acceleration, all_gather, all_reduce, gradients
 from experiments.benchmarks.scaling.models import MODELS
-from experiments.benchmarks.scaling.rows import all_rows
+from experiments.benchmarks.scaling.tables import all_rows
 
 TABLE = Path(__file__).parents[2] / "docs/results/scaling/scaling.csv"
 SHAPES = [(300, 70), (7, 3), (11,)]

@@ -8,9 +8,10 @@ from pathlib import Path
 import pytest
 import torch
 
-from experiments.equations import quasi_newton, surrogates
+from experiments.equations import surrogates
 from experiments.equations.case import Case, Problem, network, zero
-from experiments.equations.surrogates import PROBLEMS
+from experiments.equations.problems import PROBLEMS
+from experiments.solvers import quasi_newton
 from torch_anderson import Term
 
 ROOT = Path(__file__).parents[2]

@@ -11,9 +11,8 @@ from torch import Tensor
 
 from experiments.solutions import cole_hopf
 from experiments.tasks.burgers import Burgers2d, Burgers2dFixed, Burgers100d, BurgersNd
+from experiments.tasks.domains import Product, boundary_points, generator, uniform_points
 from experiments.tasks.pinn import Network, Operator
-from experiments.tasks.points import boundary_points, generator, uniform_points
-from experiments.tasks.product import Product
 
 NU = 0.01 / math.pi
 TASKS = (Burgers2d, Burgers2dFixed, Burgers100d, BurgersNd)
@@ -121,7 +120,7 @@ def test_operator_and_gradients_equal_nested_differentiation(activation, dimensi
     for layer in network.layers:
         torch.nn.init.normal_(layer.bias, std=0.3)
     operator = Operator(network, viscosity=0.3)
-    operator.sweep.chunk = 17
+    operator.chunk = 17
     points, forcing = uniform_points(40, dimensions, generator(0)), torch.randn(40, dtype=torch.float64)
 
     expected = operator_by_autograd(network, points, 0.3)

@@ -177,7 +177,7 @@ def test_augmentation_depends_on_seed_and_step_and_can_be_left_out(images):
     with torch.no_grad():
         assert plain.loss(0).item() != moving.loss(0).item()
         assert moving.loss(3).item() == begun().problem.loss(3).item()
-        first, again = moving.outputs(0)[0], moving.outputs(4)[0]  # the same epoch length: another draw
+        first, again = moving.batch(0)[0], moving.batch(4)[0]  # the same epoch length: another draw
     assert not torch.equal(first, again)
 
 

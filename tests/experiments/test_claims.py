@@ -189,7 +189,7 @@ def test_a_study_and_its_commands_name_the_same_runs(name):
     from experiments.cli import Run as Command
 
     parsed = [tyro.cli(Command, args=shlex.split(command)[4:]) for command in STUDIES[name].commands()]
-    commanded = {spec for command in parsed for spec in map(identity, command.specs(()))}
+    commanded = {spec for command in parsed for spec in map(identity, command.plan(()))}
     assert commanded == set(map(identity, STUDIES[name].specs()))
 
 

@@ -16,14 +16,14 @@ import psutil
 import pytest
 from rich.console import Console
 
-from experiments import attempt, cli, overview
+from experiments import cli, runner
 from experiments.arguments import BadInput, parse_seeds, parse_value, specs, variations
 from experiments.cli import main
 from experiments.data import MissingData
 from experiments.methods import METHODS
 from experiments.progress import Bars
-from experiments.results import METRICS, SUMMARY, load_run, write_json
-from experiments.runner import PROGRESS, Spec
+from experiments.results import METRICS, PROGRESS, SUMMARY, load_run, write_json
+from experiments.runner import Spec
 from experiments.studies import STUDIES
 from experiments.tasks import TASKS
 
@@ -96,7 +96,6 @@ def test_seeds_are_outermost_and_methods_that_do_not_fit_are_left_out():
         (["run", "diabetes", "--seeds", "many"], "Invalid seeds: 'many'"),
         (["run", "diabetes", "--method", "lbfgs"], "lbfgs does not apply to diabetes"),
         (["run", "diabetes", "--jobs", "0"], "Invalid jobs: 0"),
-        (["run", "diabetes", "--backend", "dask"], "--scheduler ADDRESS"),
         (["run", "diabetes", "--checkpoint-every", "nan"], "Invalid checkpoint_every: nan. Allowed: 0 and more"),
         (["run", "diabetes", "--checkpoint-every", "-1"], "Invalid checkpoint_every: -1.0. Allowed: 0 and more"),
         (["run", "diabetes", "--set", "steps=-5"], "Invalid steps: -5. Allowed: 1 and more"),
@@ -172,7 +171,7 @@ def test_a_damaged_run_is_named_in_a_line_and_the_others_are_made(tmp_path, caps
 
 
 def test_a_damaged_sign_of_life_stops_no_estimate_and_no_bar(tmp_path, capsys, monkeypatch):
-    monkeypatch.setattr(overview, "estimate_seconds", lambda spec, budget: 100.0)
+    monkeypatch.setattr(runner.Spec, "estimate", lambda spec, budget: 100.0)
     spec = Spec("diabetes", "base", 0, overrides={"steps": 20})
     folder = spec.folder(tmp_path)
     folder.mkdir(parents=True)
@@ -201,7 +200,7 @@ def test_missing_packages_are_told_with_the_remedy(monkeypatch):
 
 
 def test_estimate_counts_what_is_left(tmp_path, monkeypatch, capsys):
-    monkeypatch.setattr(overview, "estimate_seconds", lambda spec, budget: 100.0)
+    monkeypatch.setattr(runner.Spec, "estimate", lambda spec, budget: 100.0)
     words = ["run", "diabetes", "--method", "base", "anderson", "--set", "steps=20", "--results", str(tmp_path)]
     assert main([*words, "--seeds", "0", "--jobs", "1"]) == 0
     half_done = Spec("diabetes", "base", 1, overrides={"steps": 20}).folder(tmp_path)
@@ -218,7 +217,7 @@ def test_an_estimate_says_once_what_data_are_missing(tmp_path, monkeypatch, caps
     def missing(spec, budget):
         raise MissingData("not here")
 
-    monkeypatch.setattr(overview, "estimate_seconds", missing)
+    monkeypatch.setattr(runner.Spec, "estimate", missing)
     words = ["run", "diabetes", "--method", "base", "anderson", "--results", str(tmp_path), "--seeds", "0:2"]
     assert main([*words, "--dry-run"]) == 0
     captured = capsys.readouterr()
@@ -340,7 +339,7 @@ def test_interrupt_in_this_process_says_what_is_done(tmp_path, capsys, monkeypat
     def interrupted(spec, results, *_):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(attempt, "run", interrupted)
+    monkeypatch.setattr(runner, "run", interrupted)
     assert main(["run", "diabetes", "--results", str(tmp_path), *SHORT]) == 130
     assert "0 of 60 runs are done" in capsys.readouterr().err
 

@@ -9,13 +9,15 @@ import torch
 from torch.func import vmap
 
 from experiments import solutions
-from experiments.equations import command, quasi_newton, surrogates
 from experiments.equations import problems as eq
-from experiments.equations.levenberg_marquardt import Residuals, bundles
-from experiments.equations.methods import METHODS, missing
+from experiments.equations import race, surrogates
+from experiments.equations.problems import PROBLEMS
 from experiments.equations.race import Entry
-from experiments.equations.surrogates import PROBLEMS
-from experiments.equations.traced import TracedLoss
+from experiments.methods import SOLVERS
+from experiments.optimizers import missing
+from experiments.solvers import quasi_newton
+from experiments.solvers.levenberg_marquardt import Residuals, bundles
+from experiments.solvers.traced import TracedLoss
 from torch_anderson import Objective
 
 # Equations and their solutions
@@ -182,8 +184,8 @@ def test_the_real_data_are_what_they_should_be(name):
 
 def test_a_missing_package_leaves_its_problem_out_with_a_message(monkeypatch, capsys):
     monkeypatch.setitem(PROBLEMS, "fluid", replace(PROBLEMS["fluid"], needs=("no_such_module",)))
-    problems, _ = command.available(["fluid", "reaction"], ["adam"])
-    assert [problem.name for problem in problems] == ["reaction"]
+    asked = race.plan(["fluid", "reaction"], ["adam"], [0], 1.0)
+    assert {entry.problem for entry in asked} == {"reaction"}
     message = capsys.readouterr().err
     assert "no_such_module" in message and ".[surrogates]" in message
 
@@ -191,24 +193,24 @@ def test_a_missing_package_leaves_its_problem_out_with_a_message(monkeypatch, ca
 # Methods
 
 
-@pytest.mark.parametrize("name", METHODS)
+@pytest.mark.parametrize("name", SOLVERS)
 def test_every_method_learns(name, tiny, pretended_time):
-    method = METHODS[name]
+    method = SOLVERS[name]
     if reason := missing(name, method.needs):
         pytest.skip(reason)
     for problem in ("tiny", "table"):
-        if method.suits(PROBLEMS[problem]):
+        if method.applies(PROBLEMS[problem]):
             rate = method.rates[-2 if len(method.rates) > 1 else 0]
             seconds = 0.4 if method.family else 0.04  # 400 steps of the first order, 40 of others
-            record = Entry(problem, name, rate, 0, seconds).make()
+            record = Entry(problem, name, rate, 0, seconds).measure()
             assert record["steps"] > 1 and record["errors"][-1] < 0.9 * PROBLEMS[problem].build().error()
             assert record["times"][-1] >= seconds and len(record["times"]) == len(record["errors"])
 
 
 def test_methods_with_traced_losses_are_left_out_where_tracing_crashes():
-    names = [name for name, method in METHODS.items() if not method.suits(PROBLEMS["kdv"])]
+    names = [name for name, method in SOLVERS.items() if not method.applies(PROBLEMS["kdv"])]
     assert {"adam-lbfgs", "ssbroyden", "adam-traced", "soap-traced"} <= {*names}
-    assert METHODS["ssbroyden"].suits(PROBLEMS["burgers2d"])
+    assert SOLVERS["ssbroyden"].applies(PROBLEMS["burgers2d"])
 
 
 def test_a_traced_loss_is_the_objective():

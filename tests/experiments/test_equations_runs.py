@@ -8,15 +8,16 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from experiments import jobs, lines
-from experiments.equations import command, race
+from experiments.equations import race
 from experiments.equations.clock import Clock, Spent, marks
-from experiments.equations.methods import METHODS, Method
 from experiments.equations.page import build_page
+from experiments.equations.problems import PROBLEMS
 from experiments.equations.race import Entry
 from experiments.equations.scores import Scores, best_rates, error_at
-from experiments.equations.store import load, unfinished
-from experiments.equations.surrogates import PROBLEMS
+from experiments.jobs import ARRAYS, unfinished
+from experiments.methods import SOLVERS, Method
+from experiments.results import append_line, write_arrays
+from experiments.sweep import ERROR, sweep
 
 # The clock
 
@@ -66,37 +67,35 @@ def test_runs_that_are_there_are_not_made_again(tiny, tmp_path):
     asked = [Entry("tiny", "adam", rate, seed, 0.05) for seed in (0, 1) for rate in (0.001, 0.01)]
 
     def make():
-        left = unfinished(asked, load(tmp_path)[0])
-        jobs.sweep(left, tmp_path, 1, lambda outcome: outcome.error and pytest.fail(outcome.error))
-        return left
+        outcomes = sweep(asked, tmp_path)
+        assert not any(outcome.failed for outcome in outcomes)
+        return [outcome.job for outcome in outcomes if not outcome.done_before]
 
     assert make() == asked and make() == []
-    path = lines.file_of(tmp_path, "tiny", "adam")
+    path = asked[0].line_file(tmp_path)
     whole = path.read_text().splitlines()
     path.write_text("\n".join([*whole[:2], whole[2][:50], whole[3]]))
-    assert load(tmp_path)[1] and make() == [asked[2]]
-    assert all({"date", "versions", "hardware", "times"} <= each.keys() for each in load(tmp_path)[0])
+    assert Entry.load(tmp_path)[1] and make() == [asked[2]]
+    assert all({"date", "versions", "hardware", "times"} <= each.keys() for each in Entry.load(tmp_path)[0])
 
 
-def test_a_long_run_contains_the_short_one_unless_its_rate_is_scheduled():
-    def record(method):
-        return {"problem": "reaction", "method": method, "rate": 0.01, "seed": 0, "seconds": 120.0}
-
+def test_a_long_run_contains_the_short_one_unless_its_rate_is_scheduled(tmp_path):
     def asked(method, seconds):
         return Entry("reaction", method, 0.01, 0, seconds)
 
-    records = [record("adam"), record("adam-cosine")]
+    for method in ("adam", "adam-cosine"):
+        keep(tmp_path, fake("reaction", method, 0.01, 0, 120, [0.5]))
     wanted = [asked("adam", 60.0), asked("adam", 600.0), asked("adam-cosine", 60.0), asked("adam-cosine", 120.0)]
-    assert unfinished(wanted, records) == [wanted[1], wanted[2]]
+    assert unfinished(wanted, tmp_path) == [wanted[1], wanted[2]]
 
 
 def test_error_maps_are_kept_beside_the_record(tiny, tmp_path, monkeypatch):
     monkeypatch.setitem(PROBLEMS, "tiny", replace(PROBLEMS["tiny"], picture=(5, 6)))
     job = Entry("tiny", "adam", 0.01, 0, 0.05)
-    jobs.sweep([job], tmp_path, 1, lambda outcome: None)
-    (record,), _ = load(tmp_path)
-    assert jobs.ARRAYS not in record
-    with np.load(jobs.arrays_file(tmp_path, job)) as arrays:
+    sweep([job], tmp_path)
+    (record,), _ = Entry.load(tmp_path)
+    assert ARRAYS not in record
+    with np.load(job.arrays_file(tmp_path)) as arrays:
         size = PROBLEMS["tiny"].build().size
         assert np.linalg.norm(arrays["0.05"]) / size == pytest.approx(record["errors"][-1], rel=1e-5)
 
@@ -112,6 +111,10 @@ def fake(problem, method, rate, seed, seconds, errors):
         "errors": errors, "losses": errors, "steps": 7, "cpu_seconds": float(seconds), "stats": {},
         "date": "2026-01-02T03:04:05+00:00", "versions": {"torch": "2.13"}, "hardware": {"cpu": "Imaginary CPU"},
     }  # fmt: skip
+
+
+def keep(results, record):
+    append_line(results / record["problem"] / f"{record['method']}.jsonl", record)
 
 
 def study():
@@ -171,17 +174,17 @@ def test_the_best_rate_is_that_of_the_longest_runs():
     records = [fake("kdv", "adam", rate, 100, 120, [0.1, 0.1, last]) for rate, last in ((0.001, 0.3), (0.01, 0.2))]
     records.append(fake("kdv", "adam", 0.003, 100, 20, [1e-9]))
     assert best_rates(records) == {("kdv", "adam"): 0.01}
-    asked = command.plan(["kdv"], ["adam", "soap"], [0], 60.0, best_rates(records))
+    asked = race.plan(["kdv"], ["adam", "soap"], [0], 60.0, best=best_rates(records))
     assert [job.rate for job in asked if job.method == "adam"] == [0.01]
-    assert len([job for job in asked if job.method == "soap"]) == len(METHODS["soap"].rates), "nothing is known"
+    assert len([job for job in asked if job.method == "soap"]) == len(SOLVERS["soap"].rates), "nothing is known"
 
 
 def test_the_page_shows_losses_as_openly_as_wins(tmp_path):
     for record in study():
-        lines.append(tmp_path, record)
+        keep(tmp_path, record)
     for method, length in (("gauss-newton-adam-0.001", 120.0), ("adam-0.01", 120.0)):
         path = tmp_path / "burgers2d" / f"{method}-0-{length}.npz"
-        jobs.write_arrays(path, {"20": np.full((101, 256), 1e-3, dtype=np.float32)})
+        write_arrays(path, {"20": np.full((101, 256), 1e-3, dtype=np.float32)})
     page, problems = build_page(tmp_path, tmp_path / "page")
     text = page.read_text()
     assert not problems and {"burgers.png", "stationary.png", "surrogates.png"} <= {
@@ -198,9 +201,9 @@ def test_the_page_shows_losses_as_openly_as_wins(tmp_path):
 def test_the_picture_is_drawn_from_error_maps_at_the_same_time(tmp_path):
     records = [*study(), *(fake("burgers2d", "soap", 0.01, seed, 20, [0.2]) for seed in (0, 1))]
     for record in records:
-        lines.append(tmp_path, record)
+        keep(tmp_path, record)
     for name in ("gauss-newton-adam-0.001-0-120.0", "adam-0.01-0-120.0", "soap-0.01-0-20.0"):
-        jobs.write_arrays(tmp_path / "burgers2d" / f"{name}.npz", {"20": np.full((101, 256), 1e-3, dtype=np.float32)})
+        write_arrays(tmp_path / "burgers2d" / f"{name}.npz", {"20": np.full((101, 256), 1e-3, dtype=np.float32)})
     page, _ = build_page(tmp_path, tmp_path / "page")
     assert "picture.png" in page.read_text() and (page.parent / "picture.png").exists()
 
@@ -212,10 +215,10 @@ def test_the_command_makes_runs_and_a_page(tiny, capsys, tmp_path):
     words = ["equations", "--problems", "tiny", "--methods", "adam", "--seeds", "0", "--seconds", "0.05", "--jobs", "1"]
     words += ["--results", str(tmp_path / "runs")]
     assert main([*words, "--dry-run"]) == 0
-    assert f"{len(METHODS['adam'].rates)} runs (0 done before)" in capsys.readouterr().out
+    assert f"{len(SOLVERS['adam'].rates)} runs (0 done before)" in capsys.readouterr().out
     assert main([*words, "--out", str(tmp_path / "page")]) == 0
     printed = [json.loads(line) for line in capsys.readouterr().out.splitlines() if line.startswith("{")]
-    assert [line["rate"] for line in printed] == list(METHODS["adam"].rates)
+    assert [line["rate"] for line in printed] == list(SOLVERS["adam"].rates)
     assert "| Adam |" in (tmp_path / "page" / "README.md").read_text()
 
 
@@ -234,11 +237,14 @@ def test_what_cannot_be_meant_is_said_in_a_line(words, capsys, tmp_path):
 def test_a_failing_run_does_not_stop_the_others(tiny, tmp_path, monkeypatch):
     real = race.run
     monkeypatch.setattr(race, "run", lambda entry: 1 / 0 if entry.seed == 0 else real(entry))
-    outcomes = []
-    jobs.sweep([Entry("tiny", "adam", 0.01, seed, 0.05) for seed in (0, 1)], tmp_path, 1, outcomes.append)
-    assert [bool(outcome.error) for outcome in outcomes] == [True, False]
+    asked = [Entry("tiny", "adam", 0.01, seed, 0.05) for seed in (0, 1)]
+    assert [outcome.failed for outcome in sweep(asked, tmp_path)] == [True, False]
+    assert "ZeroDivisionError" in (asked[0].folder(tmp_path) / ERROR).read_text()
+    monkeypatch.setattr(race, "run", real)
+    assert not any(outcome.failed for outcome in sweep(asked, tmp_path))
+    assert not asked[0].folder(tmp_path).exists()
 
 
 def test_methods_have_labels_of_their_own():
-    assert len({method.label for method in METHODS.values()}) == len(METHODS)
-    assert all(isinstance(method, Method) for method in METHODS.values())
+    assert len({method.label for method in SOLVERS.values()}) == len(SOLVERS)
+    assert all(isinstance(method, Method) for method in SOLVERS.values())

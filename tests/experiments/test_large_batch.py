@@ -12,7 +12,7 @@ from fake_results import write_run
 
 from experiments import large_batch as study
 from experiments.large_batch_page import build_page
-from experiments.report import NothingToReport
+from experiments.page import NothingToReport
 from experiments.results import Run
 
 WIGGLE = (0.0, 0.01, 0.02)
@@ -51,7 +51,7 @@ def test_the_study_and_its_commands_name_the_same_runs_and_settings_exist():
 
     whole = study.study([0, 1, 2])
     parsed = [tyro.cli(Command, args=shlex.split(command)[4:]) for command in whole.commands()]
-    commanded = {spec.folder(Path()) for command in parsed for spec in command.specs(())}
+    commanded = {spec.folder(Path()) for command in parsed for spec in command.plan(())}
     assert commanded == {spec.folder(Path()) for spec in whole.specs()}
     tasks = [spec.resolve() for spec in whole.specs()]
     assert {task.steps * task.batch_size for task in tasks} == {40 * 2048}, "the same epochs for all"
@@ -142,11 +142,11 @@ def test_an_empty_folder_has_no_page(tmp_path):
 
 def test_the_command_says_how_long_it_takes_before_it_starts(capsys, monkeypatch, tmp_path):
     pytest.importorskip("tyro")
-    from experiments import overview
+    from experiments import runner
     from experiments.cli import main
 
     monkeypatch.setattr(study, "load_cifar10", lambda: None)
-    monkeypatch.setattr(overview, "estimate_seconds", lambda spec, budget: 60.0)
+    monkeypatch.setattr(runner.Spec, "estimate", lambda spec, budget: 60.0)
     assert main(["large-batch", "--dry-run", "--jobs", "1", "--results", str(tmp_path)]) == 0
     out = capsys.readouterr().out
     assert "75 runs" in out and "1 h 15 min on one core" in out

@@ -14,14 +14,15 @@ from scipy import stats
 
 from experiments import statistics as st
 from experiments.comparison import Comparison, collect
-from experiments.curves import MOST_POINTS, STYLES, diverged_curves, mean_curve, pictures
-from experiments.figures import draw_metric
+from experiments.curves import MOST_POINTS, diverged_curves, draw_metric, mean_curve
+from experiments.figures import STYLES
 from experiments.methods import METHODS
-from experiments.page import paired_text
+from experiments.page import NothingToReport
+from experiments.pictures import pictures
 from experiments.provenance import commands
-from experiments.report import NothingToReport, build_report, gather, render
+from experiments.report import build_report, gather, render
 from experiments.results import load_runs
-from experiments.tables import acceptance_table, comparison_table, paired_table
+from experiments.tables import acceptance_table, comparison_table, paired_table, paired_text
 
 VALUES = [0.0041, 0.0035, 0.0052, 0.0047]
 OTHERS = [0.0050, 0.0049, 0.0050, 0.0061]
@@ -247,11 +248,12 @@ def test_report_has_page_figures_and_tables(tmp_path):
             rows = decay(name="validation_mse", final=10.0 ** -(seed + 1))
             references = {"ordinary least squares": {"validation_mse": 0.0036}}
             write_run(tmp_path / "in", "diabetes", variant, seed, metrics=rows, references=references)
-    report = build_report(tmp_path / "in", tmp_path / "out")
-    assert report.html == tmp_path / "out" / "report.html"
-    names = {path.name for path in report.figures}
+    html, problems = build_report(tmp_path / "in", tmp_path / "out")
+    assert html == tmp_path / "out" / "report.html" and not problems
+    figures = list((tmp_path / "out" / "figures").iterdir())
+    names = {path.name for path in figures}
     assert {f"diabetes-validation_mse-{x}.{e}" for x in ("steps", "time") for e in ("png", "pdf")} <= names
-    assert all(path.stat().st_size > 1000 for path in report.figures)
+    assert all(path.stat().st_size > 1000 for path in figures)
     for name in ("comparison", "paired", "claims"):
         with (tmp_path / "out" / f"{name}.csv").open() as file:
             assert list(csv.DictReader(file)), name
@@ -262,11 +264,11 @@ def test_report_has_page_figures_and_tables(tmp_path):
     runs = pd.read_csv(tmp_path / "out" / "runs.csv")
     assert len(runs) == 9
     assert sorted(runs.groupby("seed").final_validation_mse.first()) == pytest.approx([0.001, 0.01, 0.1])
-    data = page_data(report.html)["tasks"]["diabetes"]
+    data = page_data(html)["tasks"]["diabetes"]
     assert data["metrics"]["validation_mse"]["log"]
-    budgets = set(re.findall('data-budget="(.+?)"', report.html.read_text()))
+    budgets = set(re.findall('data-budget="(.+?)"', html.read_text()))
     assert budgets == data["axes"].keys() < data["metrics"]["validation_mse"]["curves"]["base"]["0"]["mean"].keys()
-    assert not re.search(r"(src|href)=.?https?:", report.html.read_text().replace(page_script(report.html), ""))
+    assert not re.search(r"(src|href)=.?https?:", html.read_text().replace(page_script(html), ""))
 
 
 def page_script(html: Path) -> str:
@@ -324,15 +326,15 @@ def test_names_from_folders_cannot_break_the_page(tmp_path):
 def test_a_reference_of_zero_is_in_the_table_and_not_on_the_logarithmic_axis(tmp_path):
     for seed in range(2):
         write_run(tmp_path, "foreign", "base", seed, references={"zero predictor": {"mse": 0.0}})
-    report = build_report(tmp_path)
-    assert page_data(report.html)["tasks"]["foreign"]["metrics"]["mse"]["references"] == {}
-    assert "zero predictor" in report.html.read_text()
+    html, _ = build_report(tmp_path)
+    assert page_data(html)["tasks"]["foreign"]["metrics"]["mse"]["references"] == {}
+    assert "zero predictor" in html.read_text()
 
 
 def test_all_diverged_is_shown_as_such(tmp_path):
     for seed in range(2):
         write_run(tmp_path, "foreign", "base", seed, status="diverged")
-    html = build_report(tmp_path).html
+    html = build_report(tmp_path)[0]
     assert "diverged 2 of 2" in html.read_text()
     curves = page_data(html)["tasks"]["foreign"]["metrics"]["mse"]["curves"]["base"]["0"]
     assert curves["mean"] is None

@@ -13,7 +13,7 @@ from torch.optim.lr_scheduler import LambdaLR
 from experiments import tuning
 from experiments.methods import METHODS, Method, base
 from experiments.results import DamagedRun, load_run, load_runs
-from experiments.runner import OtherSettings, Spec, Training, UnknownName, estimate_seconds, one_thread, run
+from experiments.runner import OtherSettings, Spec, Training, UnknownName, isolated, run
 from experiments.tasks import TASKS
 from experiments.trainers import Trainer
 
@@ -59,7 +59,7 @@ def test_a_run_resumed_from_a_checkpoint_is_bitwise_the_undisturbed_one(task, me
 def test_a_run_trains_exactly_as_a_bare_loop_does(tmp_path):
     spec = Spec("diabetes", "base", 0, overrides={"steps": 30})
     task = spec.resolve()
-    with one_thread(), torch.random.fork_rng(devices=[]):
+    with isolated():
         torch.manual_seed(spec.seed)
         problem = task.start(spec.seed)
         optimizer = base(task, problem.model, METHODS[spec.method].rate(task))
@@ -230,7 +230,7 @@ def test_tensorboard_has_the_metrics(tmp_path):
 def test_the_estimate_is_of_the_right_order(tmp_path):
     spec = small("digits", steps=1_000)
     seconds = load_run(run(spec, tmp_path)).summary["cpu_seconds"]  # not those that other processes take
-    assert seconds / 5 < estimate_seconds(spec) < seconds * 5
+    assert seconds / 5 < spec.estimate() < seconds * 5
 
 
 @pytest.mark.parametrize("name", ["config.json", "metrics.jsonl", "summary.json"])
@@ -258,4 +258,4 @@ def test_foreign_files_are_named(tmp_path):
     (tmp_path / "elsewhere" / "config.json").write_text('{"task": "x"}')
     runs, problems = load_runs(tmp_path)
     assert runs == []
-    assert "config.json: no method" in problems[0]
+    assert "config.json: damaged (no method" in problems[0]

@@ -8,13 +8,15 @@ import pytest
 from fake_results import decay, write_run
 
 from experiments.comparison import Comparison, collect
-from experiments.curves import STYLES, pictures
-from experiments.figures import PANELS, draw_metric
+from experiments.curves import PANELS, draw_metric
+from experiments.figures import STYLES
 from experiments.methods import METHODS
-from experiments.page import compared, figure_data
+from experiments.pictures import pictures
+from experiments.report import figure_data
 from experiments.results import load_runs
 from experiments.seeds import alike, common_seeds, in_words, seed_sets
 from experiments.tables import paired_table
+from experiments.text import compared
 
 IMAGE = {"x": np.arange(3.0), "t": np.arange(2.0), "exact": np.ones((3, 2)), "predicted": np.zeros((3, 2))}
 

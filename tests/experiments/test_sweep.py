@@ -17,12 +17,25 @@ import psutil
 import pytest
 import torch
 
-from experiments import attempt as module
-from experiments.attempt import alone_in
+from experiments import runner
 from experiments.methods import METHODS
-from experiments.results import CONFIG, METRICS, SUMMARY, load_runs, read_json
-from experiments.runner import CHECKPOINT, PROGRESS, OtherSettings, Spec, Training, describe, run, train
-from experiments.sweep import ERROR, CannotWrite, check_writable, sweep
+from experiments.results import (
+    CHECKPOINT,
+    CONFIG,
+    METRICS,
+    PROGRESS,
+    SUMMARY,
+    CannotWrite,
+    alone_in,
+    check_writable,
+    load_runs,
+    packed,
+    read_record,
+    unpack,
+)
+from experiments.runner import OtherSettings, Spec, Training, describe, run, train
+from experiments.sweep import ERROR, sweep
+from experiments.whole_batch.race import Entry
 
 SPECS = [Spec("diabetes", method, seed, overrides={"steps": 60}) for seed in (0, 1) for method in ("base", "anderson")]
 LONG = [replace(spec, overrides={"steps": 1000}) for spec in SPECS[:2]]
@@ -64,9 +77,9 @@ def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.mark.slow
 def test_two_processes_give_bitwise_the_metrics_of_one(tmp_path):
     seen = []
-    one = sweep(SPECS, tmp_path / "one", jobs=1)
-    two = sweep(SPECS, tmp_path / "two", jobs=2, on_done=seen.append)
-    assert [outcome.spec for outcome in one] == SPECS
+    one = sweep(SPECS, tmp_path / "one", processes=1)
+    two = sweep(SPECS, tmp_path / "two", processes=2, on_done=seen.append)
+    assert [outcome.job for outcome in one] == SPECS
     assert seen == two and len(two) == len(SPECS)
     assert same(tmp_path / "one", tmp_path / "two")
 
@@ -85,14 +98,14 @@ def test_one_failing_run_does_not_stop_the_others(tmp_path, monkeypatch):
             raise ZeroDivisionError("on purpose")
         return run(spec, results, *options)
 
-    monkeypatch.setattr(module, "run", sometimes)
+    monkeypatch.setattr(runner, "run", sometimes)
     outcomes = sweep(SPECS[:3], tmp_path)
     assert [outcome.status for outcome in outcomes] == ["finished", "failed", "finished"]
     assert outcomes[1].error == "ZeroDivisionError: on purpose"
-    assert "in sometimes" in (outcomes[1].folder / ERROR).read_text()
+    assert "in sometimes" in (SPECS[1].folder(tmp_path) / ERROR).read_text()
     monkeypatch.undo()
     assert not sweep(SPECS[:3], tmp_path)[1].failed
-    assert not (outcomes[1].folder / ERROR).exists()
+    assert not (SPECS[1].folder(tmp_path) / ERROR).exists()
 
 
 DAMAGE = [*((name, content) for name in (SUMMARY, CONFIG) for content in ("", "{", "[1]", "{}")), (CONFIG, None)]
@@ -127,13 +140,13 @@ def test_a_run_with_values_of_a_wrong_kind_is_damaged_too(tmp_path, name, change
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("damage", "jobs"),
+    ("damage", "processes"),
     [(lambda whole: b"", 1), (lambda whole: b"", 2), (lambda whole: whole[:9999], 1), (lambda whole: b"x" * 99, 1)],
 )
-def test_a_damaged_checkpoint_is_named_with_the_remedy(tmp_path, damage, jobs):
+def test_a_damaged_checkpoint_is_named_with_the_remedy(tmp_path, damage, processes):
     checkpoint = stopped(SPECS[0], tmp_path)
     checkpoint.write_bytes(damage(checkpoint.read_bytes()))
-    told, made = sorted(sweep(SPECS[:2], tmp_path, jobs=jobs), key=lambda outcome: SPECS.index(outcome.spec))
+    told, made = sorted(sweep(SPECS[:2], tmp_path, processes), key=lambda outcome: SPECS.index(outcome.job))
     assert told.failed and str(checkpoint) in told.error and f"Delete the folder {checkpoint.parent}" in told.error
     assert made.status == "finished"
     shutil.rmtree(checkpoint.parent)
@@ -172,7 +185,7 @@ def test_full_disk_in_the_middle_stops_with_the_folder_in_the_message(tmp_path, 
     def full(*_):
         raise OSError(errno.ENOSPC, "No space left on device")
 
-    monkeypatch.setattr(module, "run", full)
+    monkeypatch.setattr(runner, "run", full)
     outcomes = []
     with pytest.raises(CannotWrite, match=f"no space left on the disk of {tmp_path}"):
         sweep(SPECS, tmp_path, on_done=outcomes.append)
@@ -203,6 +216,7 @@ def test_other_settings_are_refused_before_any_work(tmp_path):
 
 def test_two_sweeps_do_not_write_the_same_run(tmp_path):
     folder = SPECS[0].folder(tmp_path)
+    folder.mkdir(parents=True)
     with alone_in(folder), pytest.raises(RuntimeError, match="another process"), alone_in(folder, patience=0.2):
         pass
     with alone_in(folder, patience=0):
@@ -221,7 +235,7 @@ def test_killed_process_leaves_no_broken_file_and_the_next_one_completes(tmp_pat
         os.waitpid(pid, 0)
         assert load_runs(tmp_path)[1] == []
         for path in tmp_path.rglob("*.json"):
-            read_json(path)
+            read_record(path)
     assert list(tmp_path.rglob(CHECKPOINT)) or list(tmp_path.rglob(SUMMARY)), "never got far enough to matter"
     sweep(LONG, tmp_path, checkpoint_every=0.1)
     assert same(tmp_path, undisturbed)
@@ -237,7 +251,7 @@ def test_sweep_goes_on_when_a_worker_is_killed(tmp_path, undisturbed):
 
     killer = threading.Thread(target=kill_one)
     killer.start()
-    outcomes = sweep(LONG, tmp_path, jobs=2, checkpoint_every=0.2)
+    outcomes = sweep(LONG, tmp_path, processes=2, checkpoint_every=0.2)
     killer.join()
     assert {outcome.status for outcome in outcomes} == {"finished"}
     assert same(tmp_path, undisturbed)
@@ -248,7 +262,7 @@ def test_workers_end_when_their_parent_is_killed(tmp_path):
     code = (
         "import sys; from pathlib import Path; from experiments.sweep import sweep; "
         "from experiments.runner import Spec; "
-        "sweep([Spec('diabetes', 'base', seed) for seed in (0, 1)], Path(sys.argv[1]), jobs=2)"
+        "sweep([Spec('diabetes', 'base', seed) for seed in (0, 1)], Path(sys.argv[1]), processes=2)"
     )
     parent = subprocess.Popen([sys.executable, "-c", code, str(tmp_path)])
     wait_for(lambda: list(tmp_path.rglob(PROGRESS)))
@@ -294,10 +308,24 @@ def test_cluster_gives_bitwise_the_same_and_the_files_come_back(tmp_path, schedu
     broken = Spec("diabetes", "anderson", 0, overrides={"steps": 60, "safeguard": "none such"})
     outcomes = sweep([*SPECS, broken], tmp_path / "cluster", scheduler=scheduler)
     failed = [outcome for outcome in outcomes if outcome.failed]
-    assert [outcome.spec for outcome in failed] == [broken] and "Invalid safeguard" in failed[0].error
+    assert [outcome.job for outcome in failed] == [broken] and "Invalid safeguard" in failed[0].error
     sweep(SPECS, tmp_path / "here")
     assert same(tmp_path / "cluster", tmp_path / "here")
     kept = {path.name for path in SPECS[0].folder(tmp_path / "cluster").iterdir()}
     assert kept == {CONFIG, METRICS, SUMMARY}
     again = sweep(SPECS, tmp_path / "cluster", scheduler=scheduler)
     assert all(outcome.done_before for outcome in again)
+    races = [Entry("least-squares", "sgd", rate, 0) for rate in (0.01, 0.03)]
+    assert not any(outcome.failed for outcome in sweep(races, tmp_path / "races", scheduler=scheduler))
+    assert {record["rate"] for record in Entry.load(tmp_path / "races")[0]} == {0.01, 0.03}
+
+
+def test_files_from_another_machine_are_added_to_those_that_are_there(tmp_path):
+    here, there = tmp_path / "here", tmp_path / "there"
+    races = [Entry("least-squares", "sgd", rate, 0) for rate in (0.01, 0.03)]
+    sweep([SPECS[0], races[0]], here)
+    (SPECS[0].folder(here) / PROGRESS).write_text("{}")
+    sweep([SPECS[0], races[1]], there)
+    unpack(packed(there), here)
+    assert {path.name for path in SPECS[0].folder(here).iterdir()} == {CONFIG, METRICS, SUMMARY}
+    assert all(job.is_done(here) for job in (SPECS[0], *races))

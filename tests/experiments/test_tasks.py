@@ -8,7 +8,6 @@ import pytest
 import torch
 from shared import SMALL, each_task, start
 from sklearn.datasets import load_diabetes
-from torch.nn.functional import cross_entropy, mse_loss
 
 from experiments.tasks import TASKS
 from experiments.tasks.batches import Batches
@@ -56,38 +55,6 @@ def test_all_methods_of_a_seed_see_the_same_weights_and_batches_in_whatever_orde
     assert other.loss(0).item() != losses[0]
 
 
-LOSSES = {
-    "residual": lambda *residuals: sum(residual.double().square().mean() for residual in residuals),
-    "mse": mse_loss,
-    "cross_entropy": cross_entropy,
-}
-
-
-@pytest.mark.parametrize("name", each_task())
-def test_the_loss_follows_from_the_outputs_as_the_task_says(name):
-    problem = start(name, seed=1)
-    with torch.no_grad():
-        assert LOSSES[TASKS[name].loss](*problem.outputs(2)).item() == pytest.approx(problem.loss(2).item(), rel=1e-5)
-
-
-@pytest.mark.parametrize("name", each_task(without="burgers2d-fixed"))
-def test_a_larger_batch_to_look_at_is_fresh_and_depends_on_seed_and_step_alone(name):
-    first, second, other = start(name, seed=1), start(name, seed=1), start(name, seed=2)
-    with torch.no_grad():
-        first.loss(7)
-        large, present = first.outputs(3, 3), first.outputs(3)
-        assert [len(part) for part in large] == [3 * len(part) for part in present]
-        assert not torch.equal(large[0][: len(present[0])], present[0])
-        assert torch.equal(large[0], second.outputs(3, 3)[0])
-        assert not torch.equal(large[0], second.outputs(4, 3)[0])
-        assert not torch.equal(large[0], other.outputs(3, 3)[0])
-
-
-def test_no_row_is_looked_at_twice_and_there_are_no_more_than_all():
-    rows = Batches(rows=12, size=4, seed=0)(5, factor=4)
-    assert sorted(rows.tolist()) == list(range(12))
-
-
 NUMBERS = [
     (name, setting.name, value)
     for name, task in TASKS.items()
@@ -106,12 +73,6 @@ def test_a_number_out_of_its_range_is_refused(name, setting, value):
 
 def test_a_setting_that_may_be_zero_or_infinite_is_accepted():
     TASKS["digits"](decay_every=0, decay_factor=0.0, forward_cost=0.0, tol=math.inf)
-
-
-@pytest.mark.parametrize(("name", "batches"), [("digits", 0), ("burgers2d", 0), ("burgers2d-fixed", 2)])
-def test_a_batch_that_cannot_be_looked_at_is_refused(name, batches):
-    with pytest.raises(ValueError, match="probe_factor"):
-        TASKS[name](probe_factor=batches)
 
 
 def test_an_epoch_has_each_row_once_and_differs_from_the_next():

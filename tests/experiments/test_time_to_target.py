@@ -10,11 +10,13 @@ import pytest
 from fake_results import write_run
 
 from experiments.benchmarks.time_to_target import calibration
-from experiments.benchmarks.time_to_target.field import BASE, SETTINGS, entrants, rates, tuning_specs
-from experiments.benchmarks.time_to_target.scores import COST, TIME, profile, reach, scores
+from experiments.benchmarks.time_to_target.field import BASE, SETTINGS, entrants, tuning_specs
+from experiments.benchmarks.time_to_target.scores import COST, TIME, reach, scores
 from experiments.benchmarks.time_to_target.tables import reached_text
 from experiments.benchmarks.time_to_target.tuning import NotTuned, race_spec, tuned
 from experiments.results import load_run
+from experiments.statistics import profile
+from experiments.tune import rates
 
 ROOT = Path(__file__).parents[2]
 METRIC = "validation_loss"
@@ -112,7 +114,7 @@ def write_tuning_runs(folder, final, pace):
 
 def test_the_lowest_geometric_mean_wins_and_a_rate_that_diverged_is_out(tmp_path):
     ends = {0.0003: (4.0, 4.0), 0.0009: (0.1, 8.0), 0.003: (1.0, 1.0), 0.009: (0.01, None)}
-    assert list(ends) == rates("digits")
+    assert list(ends) == rates(0.003)
     write_tuning_runs(tmp_path, lambda _, rate, seed: ends[rate][seed - 100], lambda *_: 1.0)
     found = tuned("digits", "ema", SETTINGS["digits"], tmp_path)
     assert found.rate == 0.0009, "0.1 and 8 have the mean 4.05, their geometric mean is 0.89"
@@ -145,7 +147,7 @@ def test_a_forward_pass_is_measured_once_and_cheaper_than_a_gradient(tmp_path, m
 
 def race(folder, *words):
     """The benchmark as a process; returns what it said."""
-    program = [sys.executable, "-m", "experiments.benchmarks.time_to_target"]
+    program = [sys.executable, "-m", "experiments", "race"]
     command = [*program, "--results", "runs", "--out", "page", *words]
     paths = os.pathsep.join([str(ROOT), str(ROOT / "src")])
     environment = os.environ | {"PYTHONPATH": paths, "OMP_NUM_THREADS": "1"}
@@ -157,7 +159,7 @@ def test_the_whole_race_in_small_and_again_without_a_new_run(tmp_path):
     words = ["--tasks", "diabetes", "burgers2d", "--methods", "ema", "lbfgs", "--seeds", "0:2", "--scale", "0.01"]
     estimate = race(tmp_path, *words, "--dry-run")
     assert "40 runs to tune and 10 to compare are left. Estimated time:" in estimate.stdout
-    early = race(tmp_path, *words, "--only", "table")
+    early = race(tmp_path, *words, "--only", "page")
     assert early.returncode == 2 and "not tuned" in early.stderr and "Traceback" not in early.stderr
     first = race(tmp_path, *words)
     assert first.returncode == 0, first.stderr

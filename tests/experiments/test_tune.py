@@ -45,7 +45,7 @@ def test_the_lowest_mean_wins_and_one_diverged_seed_rules_a_rate_out(tmp_path):
 
 
 def test_the_command_saves_what_it_found_from_runs_that_are_there(tmp_path, capsys, monkeypatch):
-    monkeypatch.setattr("experiments.attempt.run", lambda spec, results, *_: spec.folder(results))
+    monkeypatch.setattr("experiments.runner.run", lambda spec, results, *_: spec.folder(results))
     write_tuning_runs(tmp_path / "runs", lambda method, rate, seed: rate)
     saved = tmp_path / "tuned.json"
     saved.write_text(json.dumps({"diabetes": {"rates": {"ema": 1.0}}}))

@@ -10,13 +10,12 @@ pytest.importorskip("joblib")
 pytest.importorskip("matplotlib")
 pytest.importorskip("sklearn")
 
-from experiments import lines
-from experiments.whole_batch import store
+from experiments.results import append_line
 from experiments.whole_batch.batches import JUDGED, STEPS, Batched, Ending, batched, rows
 from experiments.whole_batch.page import build_page, ratio_table
 from experiments.whole_batch.problems import PROBLEMS
-from experiments.whole_batch.ratios import by_batch
-from experiments.whole_batch.scores import Scores, gradient_ratio, loss_ratio, stable
+from experiments.whole_batch.race import Entry
+from experiments.whole_batch.scores import Scores, by_batch, gradient_ratio, loss_ratio, stable
 
 
 def fake(problem, method, rate, seed, losses, **more):
@@ -111,7 +110,7 @@ def test_batches_are_drawn_without_replacement_and_for_each_seed_anew():
 
 
 def test_a_run_with_small_batches_is_judged_by_the_loss_of_all_samples():
-    record = Batched("softmax", "sgd", 32, 0).make()
+    record = Batched("softmax", "sgd", 32, 0).measure()
     torch.manual_seed(0)
     case, source = PROBLEMS["softmax"].build(0), rows(1797, 32, 0)
     optimizer = torch.optim.SGD(case.parameters, lr=PROBLEMS["softmax"].rates["sgd"][1])
@@ -122,7 +121,7 @@ def test_a_run_with_small_batches_is_judged_by_the_loss_of_all_samples():
         optimizer.step()
         losses += [case.loss(None).item()] if step in JUDGED else []
     assert record["final"] == pytest.approx(np.median(losses), rel=1e-12)
-    assert record["samples"] == 1797 and record["batch"] == 32
+    assert record["samples"] == 1797
 
 
 def test_the_gain_at_a_batch_size_by_hand():
@@ -149,13 +148,15 @@ def test_problems_without_samples_to_choose_from_are_no_part_of_the_study_of_bat
 def test_the_page_has_tables_and_figures_of_what_is_there(tmp_path):
     origin = {"date": "2026-01-02T03:04:05+00:00", "versions": {"torch": "2.13"}, "hardware": {"cpu": "Imaginary CPU"}}
     for record in family_records():
-        lines.append(tmp_path / store.FAMILY_FOLDER, record | origin)
-    ending = Ending("mlp", "anderson-sgd", 0)
+        entry = Entry(*(record[name] for name in ("problem", "method", "rate", "seed")))
+        append_line(entry.line_file(tmp_path), record | origin)
     measured = {"first": 12, "noisy": 0, "cpu_seconds": 1.0, "stats": {}}
-    lines.append(tmp_path / store.ENDINGS_FOLDER, vars(ending) | measured | origin)
+    ending = Ending("mlp", "anderson-sgd", 0)
+    append_line(ending.line_file(tmp_path), ending.identity | measured | origin)
     for method in ("sgd", "anderson-sgd"):
         measured = {"final": 0.5, "samples": 1797, "cpu_seconds": 1.0, "stats": {}}
-        lines.append(tmp_path / store.BATCHES_FOLDER, vars(Batched("softmax", method, 64, 0)) | measured | origin)
+        batched_run = Batched("softmax", method, 64, 0)
+        append_line(batched_run.line_file(tmp_path), batched_run.identity | measured | origin)
     page, problems = build_page(tmp_path, tmp_path / "page")
     text = page.read_text()
     assert not problems and {"rates.png", "batches.png"} <= {path.name for path in page.parent.iterdir()}

@@ -12,9 +12,13 @@ pytest.importorskip("joblib")
 pytest.importorskip("matplotlib")
 pytest.importorskip("sklearn")
 
-from experiments import jobs, lines
-from experiments.whole_batch import command, race, store, sweep
-from experiments.whole_batch.methods import METHODS, Meter, Spent, lbfgs, stepwise, unwrapped
+from experiments.methods import DESCENTS
+from experiments.results import finite
+from experiments.solvers.loops import lbfgs, stepwise, unwrapped
+from experiments.solvers.meter import Meter, Spent
+from experiments.sweep import sweep
+from experiments.whole_batch import race
+from experiments.whole_batch.batches import plan
 from experiments.whole_batch.problems import FAMILY, PROBLEMS, four_up_to
 from experiments.whole_batch.race import Entry
 
@@ -87,12 +91,12 @@ class Watched:
         return loss(rows)
 
 
-@pytest.mark.parametrize("method", [name for name in METHODS if not METHODS[name].missing])
+@pytest.mark.parametrize("method", [name for name in DESCENTS if not DESCENTS[name].missing])
 def test_a_method_is_charged_for_every_gradient_and_for_no_more(method):
     watched = Watched(case_of("least-squares"))
     meter = Meter(watched.case, 17)
     with pytest.raises(Spent):
-        METHODS[method].run(meter, 0.01)
+        DESCENTS[method].descend(meter, 0.01)
     assert len(meter.losses) == len(meter.seconds) == 17
     assert watched.calls == 17 + meter.forward
 
@@ -142,44 +146,41 @@ def test_losses_are_those_at_the_weights_of_each_gradient():
 def test_a_diverging_run_ends_early_and_is_kept():
     record = race.run(Entry("least-squares", "sgd", 30.0, 0))
     assert len(record["losses"]) < 300 and not math.isfinite(record["losses"][-1])
-    assert lines.plain(record)["losses"][-1] is None
+    assert finite(record)["losses"][-1] is None
 
 
 # Records
 
 
 def some_entries(seeds=(0,)):
-    return race.entries([PROBLEMS["least-squares"]], [METHODS["sgd"], METHODS["cg"]], list(seeds))
+    return race.entries([PROBLEMS["least-squares"]], [DESCENTS["sgd"], DESCENTS["cg"]], list(seeds))
 
 
 def make_all(entries, folder, processes=1):
-    """Make what is not there; returns the names of the runs that were made."""
-    made = []
-    left, problems = sweep.unfinished(entries, folder)
-    jobs.sweep(left, folder, processes, lambda outcome: made.append(outcome))
-    return made, problems
+    """Make what is not there; returns how the runs that were made ended, and what could not be read before."""
+    problems = Entry.load(folder)[1]
+    return [outcome for outcome in sweep(entries, folder, processes) if not outcome.done_before], problems
 
 
 def test_runs_that_are_there_are_not_made_again(tmp_path):
     assert len(make_all(some_entries(), tmp_path)[0]) == 5
     assert [outcome.job.seed for outcome in make_all(some_entries((0, 1)), tmp_path)[0]] == [1] * 5
-    records, problems = store.load(tmp_path)
+    records, problems = Entry.load(tmp_path)
     assert len(records) == 10 and not problems
     assert all({"date", "versions", "hardware"} <= each.keys() for each in records)
 
 
 def test_a_damaged_line_costs_its_own_run_alone(tmp_path):
-    folder = tmp_path / store.FAMILY_FOLDER
-    make_all(some_entries(), folder)
-    path = lines.file_of(folder, "least-squares", "sgd")
+    make_all(some_entries(), tmp_path)
+    path = some_entries()[0].line_file(tmp_path)
     whole = path.read_text().splitlines()
     path.write_text("\n".join([whole[0], whole[1][:100], '{"problem": "least-squares"}', whole[3]]))
-    (folder / "least-squares" / "adam.jsonl").mkdir()
-    made, problems = make_all(some_entries(), folder)
+    path.with_name("adam.jsonl").mkdir()
+    made, problems = make_all(some_entries(), tmp_path)
     assert [outcome.job.rate for outcome in made] == [0.03, 0.1]
     assert len(problems) == 3, "two lines and a file that cannot be read"
     assert sum(", line " in each for each in problems) == 2
-    assert len(store.load(folder)[0]) == 5, "a line without an end does not spoil the next one"
+    assert len(Entry.load(tmp_path)[0]) == 5, "a line without an end does not spoil the next one"
 
 
 def test_a_run_that_fails_does_not_stop_the_others(tmp_path, monkeypatch):
@@ -187,31 +188,32 @@ def test_a_run_that_fails_does_not_stop_the_others(tmp_path, monkeypatch):
     monkeypatch.setattr(race, "run", lambda entry: 1 / 0 if entry.rate == 0.03 else real(entry))
     made, _ = make_all(some_entries(), tmp_path)
     assert [outcome.error for outcome in made if outcome.error] == ["ZeroDivisionError: division by zero"]
-    assert len(store.load(tmp_path)[0]) == 4
+    assert len(Entry.load(tmp_path)[0]) == 4
 
 
 def test_a_file_that_cannot_be_written_costs_its_own_runs_alone(tmp_path):
-    lines.file_of(tmp_path, "least-squares", "sgd").mkdir(parents=True)
+    path = some_entries()[0].line_file(tmp_path)
+    path.mkdir(parents=True)
     made, _ = make_all(some_entries(), tmp_path)
-    assert [outcome.job.method for outcome in made if outcome.record] == ["cg"]
-    assert all("cannot be kept" in outcome.error for outcome in made if not outcome.record)
+    assert [outcome.job.method for outcome in made if not outcome.failed] == ["cg"]
+    assert all(str(path) in outcome.error for outcome in made if outcome.failed)
 
 
 @pytest.mark.slow
 def test_several_processes_make_the_same_runs(tmp_path):
     for processes in (1, 2):
         make_all(some_entries(), tmp_path / str(processes), processes)
-    one, two = (store.load(tmp_path / name)[0] for name in ("1", "2"))
+    one, two = (Entry.load(tmp_path / name)[0] for name in ("1", "2"))
     by_rate = [{each["rate"]: each["losses"] for each in records} for records in (one, two)]
     assert by_rate[0] == by_rate[1] and len(one) == 5
 
 
 def test_missing_data_are_named_and_leave_the_other_problems(capsys, tmp_path):
-    asked = command.plan(["least-squares", "fashion"], ["sgd"], [0], tmp_path)
+    asked = plan(["least-squares", "fashion"], ["sgd"], [0])
     assert "fashion is left out" in (message := capsys.readouterr().err) and "apt-get" in message
-    assert {job.problem for jobs in asked.jobs.values() for job in jobs} == {"least-squares"}
+    assert {job.problem for job in asked} == {"least-squares"}
 
 
 def test_a_package_that_is_not_installed_is_named(capsys, tmp_path):
-    method = replace(METHODS["aadl-sgd"], needs="no_such_module")
-    assert "no_such_module" in method.missing and not METHODS["sgd"].missing
+    method = replace(DESCENTS["aadl-sgd"], needs=("no_such_module",))
+    assert "no_such_module" in method.missing and not DESCENTS["sgd"].missing

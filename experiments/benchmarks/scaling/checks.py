@@ -50,15 +50,11 @@ def memory_checks(models: Sequence[str], ranks: Sequence[int], setting: Setting)
         for size in ranks:
             for rank in sorted({0, size - 1}):
                 with simulation.world(size, rank):
-                    for layout in LAYOUTS:
-                        yield _memory_check(model, layout, size, rank, setting)
-
-
-def _memory_check(model: str, layout: str, ranks: int, rank: int, setting: Setting) -> Check:
-    shapes = MODELS[model].shapes
-    paper = costs.kept_bytes(shapes, LAYOUTS[layout], ranks, setting, rank)
-    found = simulation.kept_bytes(simulation.build(shapes, layout, setting))
-    return Check(model, layout, setting.history_size, ranks, rank, "bytes kept", paper, found)
+                    for name, layout in LAYOUTS.items():
+                        shapes = MODELS[model].shapes
+                        paper = costs.kept_bytes(shapes, layout, size, setting, rank)
+                        found = simulation.kept_bytes(simulation.build(shapes, name, setting))
+                        yield Check(model, name, setting.history_size, size, rank, "bytes kept", paper, found)
 
 
 def acceleration_checks(model: str, layout: str, ranks: int, setting: Setting) -> list[Check]:

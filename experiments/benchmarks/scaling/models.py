@@ -29,18 +29,9 @@ class Model:
     def shapes(self) -> Shapes:
         """Shapes of all parameters; their total has to be the published one."""
         shapes = self.make()
-        found = numbers(shapes)
+        found = sum(map(prod, shapes))
         assert found == self.count, f"{self.title} has {self.count} parameters, not {found}"
         return shapes
-
-
-def numbers(shapes: Shapes) -> int:
-    """n
-
-    >>> numbers([(2, 3), (4,)])
-    10
-    """
-    return sum(map(prod, shapes))
 
 
 def residual_network() -> Shapes:
@@ -52,7 +43,7 @@ def residual_network() -> Shapes:
 def transformer(layers: int, width: int, inner: int, keys: int, vocabulary: int = 32_000) -> Shapes:
     """A decoder like Llama 2: gated layers, keys and values of ``keys`` numbers, no biases.
 
-    >>> numbers(transformer(layers=1, width=4, inner=8, keys=2, vocabulary=10))
+    >>> sum(map(prod, transformer(layers=1, width=4, inner=8, keys=2, vocabulary=10)))
     236
     """
     attention = [(width, width), (keys, width), (keys, width), (width, width)]
@@ -66,25 +57,13 @@ IMAGES, TOKENS = 64, 8192
 """Images and tokens per rank and step: as in the paper; a guess."""
 
 
-def transformer_flops(count: int) -> float:
-    """Flops: about 6 per parameter and token, forward and backward."""
-    return 6.0 * count * TOKENS
+def transformer_model(title: str, count: int, **sizes: int) -> Model:
+    """A transformer; about 6 flops per parameter and token, forward and backward."""
+    return Model(title, count, lambda: transformer(**sizes), 6.0 * count * TOKENS, f"{TOKENS:,} tokens")
 
 
 MODELS = {
     "resnet50": Model("ResNet-50", 25_557_032, residual_network, IMAGES * IMAGE_FLOPS, f"{IMAGES} images"),
-    "7B": Model(
-        "transformer, 7B",
-        6_738_415_616,
-        lambda: transformer(layers=32, width=4096, inner=11_008, keys=4096),
-        transformer_flops(6_738_415_616),
-        f"{TOKENS:,} tokens",
-    ),
-    "70B": Model(
-        "transformer, 70B",
-        68_976_648_192,
-        lambda: transformer(layers=80, width=8192, inner=28_672, keys=1024),
-        transformer_flops(68_976_648_192),
-        f"{TOKENS:,} tokens",
-    ),
+    "7B": transformer_model("transformer, 7B", 6_738_415_616, layers=32, width=4096, inner=11_008, keys=4096),
+    "70B": transformer_model("transformer, 70B", 68_976_648_192, layers=80, width=8192, inner=28_672, keys=1024),
 }

@@ -1,7 +1,9 @@
-"""Runs the library on one rank of a simulated world."""
+"""Runs the library on one rank of a simulated world, and counts what it keeps, sends and multiplies."""
 
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from math import prod
 from typing import Any
 
 import torch
@@ -11,11 +13,69 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor
 from torch.testing._internal.distributed.fake_pg import FakeStore
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from torch_anderson import Anderson, MovingAverage, Storage
 
 from .costs import Setting
-from .counting import Allocating, Counting
+
+COLLECTIVES = ("c10d", "_c10d_functional")
+MATRIX_PRODUCTS = {"aten::mm": 0, "aten::mv": 0, "aten::addmv": 1, "aten::bmm": 0, "aten::baddbmm": 1}
+"""Operation -> position of the two factors among its arguments."""
+NEW = ("aten::zeros", "aten::empty")
+"""Operations that make a tensor from nothing."""
+
+
+class Allocating(TorchDispatchMode):
+    """Adds up the bytes of new tensors on one type of device."""
+
+    def __init__(self, device: str) -> None:
+        super().__init__()
+        self.device = device
+        self.bytes = 0
+
+    def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        """Add up what the operation makes."""
+        made = function(*args, **(kwargs or {}))
+        if function._schema.name in NEW and made.device.type == self.device:
+            self.bytes += made.nbytes
+        return made
+
+
+class Counting(TorchDispatchMode):
+    """Counts collectives and the bytes a rank gives to them, and the flops of matrix products by their type."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.collectives: Counter[str] = Counter()
+        self.sent: Counter[str] = Counter()
+        self.flops: Counter[torch.dtype] = Counter()
+
+    def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        """Count the operation."""
+        name = function._schema.name
+        if function.namespace in COLLECTIVES:
+            kind = "gather" if "gather" in name else "sum" if "reduce" in name else name
+            self.collectives[kind] += 1
+            given = args[1] if kind == "gather" else args[0]  # the first argument of a gather is what it fills
+            self.sent[kind] += sum(tensor.nbytes for tensor in ([given] if isinstance(given, Tensor) else given))
+        elif name in MATRIX_PRODUCTS:
+            first = MATRIX_PRODUCTS[name]
+            left, right = args[first : first + 2]
+            self.flops[left.dtype] += 2 * prod(left.shape) * (right.shape[-1] if right.dim() > 1 else 1)
+        return function(*args, **(kwargs or {}))
+
+    def as_dict(self) -> dict[str, int]:
+        """All counts by name."""
+        return {
+            "all-reduces": self.collectives["sum"],
+            "bytes given to the all-reduce": self.sent["sum"],
+            "all-gathers": self.collectives["gather"],
+            "bytes given to the all-gather": self.sent["gather"],
+            "other collectives": self.collectives.total() - self.collectives["sum"] - self.collectives["gather"],
+            "flops in float64": self.flops[torch.float64],
+            "flops in float32": self.flops[torch.float32],
+        }
 
 
 @contextmanager

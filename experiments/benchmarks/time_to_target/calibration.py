@@ -9,9 +9,9 @@ from typing import Any
 
 import torch
 
-from experiments.results import read_json, write_json
-from experiments.runner import Spec, one_thread
-from experiments.task import Problem
+from experiments.benchmarks.common import ratio, take_turns, timed
+from experiments.results import read_record, write_json
+from experiments.runner import Spec, isolated
 
 from .field import BASE, SETTINGS
 
@@ -25,11 +25,10 @@ ROUND = 0.05
 def calibration(tasks: Iterable[str], results: Path) -> dict[str, dict[str, Any]]:
     """Task -> forward_cost and how it was measured; missing ones are measured and stored in the folder."""
     path = results / FILE
-    kept = read_json(path) if path.exists() else {}
+    kept = read_record(path) if path.exists() else {}
     for task in tasks:
         if task not in kept:
             kept[task] = measure(task)
-            results.mkdir(parents=True, exist_ok=True)
             write_json(path, kept)
     return {task: kept[task] for task in tasks}
 
@@ -41,41 +40,38 @@ def settings(task: str, calibrated: Mapping[str, Any]) -> dict[str, Any]:
 
 def measure(task: str) -> dict[str, Any]:
     """Times of a gradient and of a forward pass without a graph, and the median of their ratio."""
-    with one_thread(), torch.random.fork_rng(devices=[]):
+    with isolated():
         torch.manual_seed(0)
         problem = Spec(task, BASE, 0, overrides=SETTINGS[task]).resolve().start(0)
-        pairs = interleaved(lambda: gradient(problem), lambda: forward(problem))
-    ratio = median(second / first for first, second in pairs)
+
+        def gradient() -> None:
+            problem.model.zero_grad()
+            problem.loss(0).backward()
+
+        @torch.no_grad()
+        def forward() -> None:
+            problem.loss(0)
+
+        turns = {call: seconds_of(call) for call in (gradient, forward)}
+        times = take_turns(turns, ROUNDS, warmup=1)
     return {
-        "forward_cost": float(f"{ratio:.2g}"),
-        "gradient_ms": round(1e3 * median(first for first, _ in pairs), 4),
-        "forward_ms": round(1e3 * median(second for _, second in pairs), 4),
+        "forward_cost": float(f"{ratio(times[forward], times[gradient]):.2g}"),
+        "gradient_ms": round(1e3 * median(times[gradient]), 4),
+        "forward_ms": round(1e3 * median(times[forward]), 4),
         "date": datetime.now(UTC).date().isoformat(),
     }
 
 
-def gradient(problem: Problem) -> None:
-    """A gradient evaluation, which counts 1."""
-    problem.model.zero_grad()
-    problem.loss(0).backward()
+def seconds_of(call: Callable[[], None]) -> Callable[[], float]:
+    """A measure of the processor seconds of one call, the mean over a round of many."""
 
+    def repeat(calls: int) -> None:
+        for _ in range(calls):
+            call()
 
-@torch.no_grad()
-def forward(problem: Problem) -> None:
-    """A forward pass, which counts a part of it."""
-    problem.outputs(0)
+    def mean(calls: int) -> float:
+        call()  # what the other one left in the caches is not its fault
+        return timed(lambda: repeat(calls), time.process_time) / calls
 
-
-def interleaved(first: Callable[[], None], second: Callable[[], None]) -> list[tuple[float, float]]:
-    """Processor seconds of one call of each, round by round."""
-    calls = [max(1, int(ROUND / seconds(call, 5))) for call in (first, second)]
-    return [(seconds(first, calls[0]), seconds(second, calls[1])) for _ in range(ROUNDS)]
-
-
-def seconds(call: Callable[[], None], calls: int) -> float:
-    """Processor seconds of one call, the mean of several."""
-    call()  # what the other one left in the caches is not its fault
-    start = time.process_time()
-    for _ in range(calls):
-        call()
-    return (time.process_time() - start) / calls
+    calls = max(1, int(ROUND / mean(5)))
+    return lambda: mean(calls)

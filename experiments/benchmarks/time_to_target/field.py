@@ -7,7 +7,7 @@ from experiments.data import MissingData
 from experiments.methods import METHODS
 from experiments.runner import Spec, named
 from experiments.tasks import TASKS
-from experiments.tune import FACTORS
+from experiments.tune import rates
 
 BASE = "base-tuned"
 """The method that all others are compared with."""
@@ -18,7 +18,7 @@ TUNING_SEEDS = (100, 101)
 SETTINGS: dict[str, dict[str, Any]] = {
     "burgers2d": {
         "steps": 3000, "decay_every": 500, "decay_factor": 0.5, "evaluate_every": 30,
-        "interior_points": 1000, "boundary_points": 100, "training_share": 0.5, "probe_factor": 4,
+        "interior_points": 1000, "boundary_points": 100, "training_share": 0.5,
     },
     "burgers2d-fixed": {
         "steps": 1680, "decay_every": 280, "decay_factor": 0.5, "evaluate_every": 20, "learning_rate": 0.03,
@@ -26,7 +26,7 @@ SETTINGS: dict[str, dict[str, Any]] = {
     },
     "burgers-nd": {
         "steps": 1500, "decay_every": 500, "evaluate_every": 15, "learning_rate": 0.01,
-        "width": 20, "interior_points": 1000, "boundary_points": 200, "training_share": 0.5, "probe_factor": 4,
+        "width": 20, "interior_points": 1000, "boundary_points": 200, "training_share": 0.5,
     },
     # Small tables are learnt, and overfitted, early: evaluated more often, as an evaluation costs little.
     "admissions": {"steps": 3000, "decay_every": 2000, "evaluate_every": 10, "learning_rate": 0.06},
@@ -41,8 +41,7 @@ SETTINGS: dict[str, dict[str, Any]] = {
 """Settings that differ from the tasks'. A run of the base takes 2 to 15 seconds. Learning rates, the unit of those that
 are tried, were chosen so that the base's best would be inside the grid (on two tasks it is at its edge after all). The
 schedule of the 2d tasks is milder than the paper's, with which so short a run makes no progress after a third and the
-base is too easy to beat. Where batches change, Gauss-Newton jumps are computed on fresh batches of four times the size,
-at four times the cost: the best of 1, 2 and 4 on seeds 100 to 102 of burgers2d."""
+base is too easy to beat."""
 LENGTHS = ("steps", "decay_every", "evaluate_every")
 """Settings that are proportional to the length of a run, so that all runs have equally many evaluations."""
 
@@ -70,18 +69,13 @@ def metric(task: str) -> str:
     return "relative_l2" if TASKS[task].pinn else TASKS[task].metric
 
 
-def rates(task: str) -> list[float]:
-    """The learning rates that every method tries."""
-    centre = Spec(task, BASE, 0, overrides=SETTINGS[task]).resolve().learning_rate
-    return [float(f"{centre * factor:.3g}") for factor in FACTORS]
-
-
 def tuning_specs(task: str, methods: Iterable[str], settings: Mapping[str, Any]) -> list[Spec]:
     """Tuning runs, equal for all methods. Those at one rate follow each other, which makes their times comparable."""
+    centre = Spec(task, BASE, 0, overrides=SETTINGS[task]).resolve().learning_rate
     return [
         Spec(task, method, seed, overrides={**settings, "learning_rate": rate})
         for seed in TUNING_SEEDS
-        for rate in rates(task)
+        for rate in rates(centre)
         for method in methods
     ]
 

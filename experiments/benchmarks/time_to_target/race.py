@@ -1,17 +1,31 @@
-"""A race: what was asked for, and the runs that belong to it."""
+"""The benchmark as a whole: the runs that belong to it, and what it prints and writes."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from experiments.results import Run, is_complete, load_run
+import pandas as pd
+from rich.console import Console
+
+from experiments.arguments import BadInput, available, chosen
+from experiments.jobs import unfinished
+from experiments.page import write_page
+from experiments.progress import estimate_one
+from experiments.results import Run, check_writable, load_run
 from experiments.runner import Spec
-from experiments.sweep import unfinished
+from experiments.screen import duration, show_table, tell
 
 from .calibration import calibration, settings
-from .field import BASE, entrants, scaled, tuning_specs
+from .field import BASE, SETTINGS, TUNING_SEEDS, entrants, missing_data, scaled, tuning_specs
+from .figure import PANELS, draw_profile
+from .scores import scores, to_target
+from .tables import TERMINAL, report, terminal_row
 from .tuning import NotTuned, Tuned, race_spec, tuned
+
+ESTIMATING = 0.15
+"""Seconds to spend on the estimate of one method on one task."""
 
 
 @dataclass(frozen=True)
@@ -21,13 +35,9 @@ class Race:
     tasks: list[str]
     methods: list[str]
     seeds: list[int]
-    jobs: int
     results: Path
-    out: Path
     scale: float
     """Length of all runs, in units of the benchmark's."""
-    command: str
-    """The command line of the race."""
 
     @cached_property
     def calibrated(self) -> dict[str, dict[str, Any]]:
@@ -80,8 +90,8 @@ class Race:
         """Task -> method -> seed -> existing run."""
         found: dict[str, dict[str, dict[int, Run]]] = {task: {} for task in self.tasks}
         for spec in self.specs():
-            if is_complete(folder := spec.folder(self.folder)):
-                found[spec.task].setdefault(spec.method, {})[spec.seed] = load_run(folder)
+            if spec.is_done(self.folder):
+                found[spec.task].setdefault(spec.method, {})[spec.seed] = load_run(spec.folder(self.folder))
         return {task: methods for task, methods in found.items() if BASE in methods}
 
     def left(self) -> tuple[list[tuple[str, str]], list[str]]:
@@ -91,3 +101,62 @@ class Race:
             return tuning, [spec.task for spec in unfinished(self.specs(), self.folder)]
         except NotTuned:
             return tuning, [task for task, methods in self.entrants.items() for _ in methods for _ in self.seeds]
+
+
+def plan(tasks: Sequence[str], methods: Sequence[str], seeds: list[int], results: Path, scale: float) -> Race:
+    """The race of these tasks and methods, or of all; tasks without data are left out and reported."""
+    here = available(chosen("task of this benchmark", tasks, {task: task for task in SETTINGS}), missing_data)
+    return Race(here, list(methods), seeds, results, scale)
+
+
+def announce(console: Console, race: Race, processes: int) -> None:
+    """Print the estimated time: tuning runs by the first steps of each method, the others by the base's time."""
+    tuning, racing = race.left()
+    wanted = {*tuning, *((task, BASE) for task in racing)}
+    specs = {pair: Spec(*pair, TUNING_SEEDS[0], overrides=race.settings(pair[0])) for pair in wanted}
+    times = {pair: estimate_one(spec, ESTIMATING) for pair, spec in specs.items()}
+    seconds = sum(times[pair] for pair in tuning) + sum(times[task, BASE] for task in racing)
+    spread = f"{duration(seconds / processes)} with {processes} jobs, {duration(seconds)} on one core"
+    tell(console, f"{len(tuning)} runs to tune and {len(racing)} to compare are left. Estimated time: {spread}")
+
+
+def show_calibration(console: Console, race: Race) -> None:
+    """Measure missing costs, and print all of them."""
+    rows = [[task, *map(str, found.values())] for task, found in race.calibrated.items()]
+    columns = ["task", "cost of a forward pass", "gradient, ms", "forward pass, ms", "date"]
+    show_table(console, "Cost of a forward pass, relative to a gradient", columns, rows)
+
+
+def show_tuning(console: Console, race: Race) -> None:
+    """Print the rates that the tuning runs choose."""
+    rows = [
+        [task, method, f"{found.rate:g}{' (edge)' if found.at_edge else ''}", f"{found.slowness:.2f}"]
+        for task, methods in race.tuned.items()
+        for method, found in methods.items()
+    ]
+    show_table(console, f"Tuned on seeds {TUNING_SEEDS}", ["task", "method", "rate", "time of a step / base"], rows)
+
+
+def show_page(console: Console, race: Race, out: Path, command: str) -> None:
+    """Write the page with its figure, and the numbers of all runs; print a short form."""
+    check_writable(out)
+    runs = race.runs()
+    if not runs:
+        raise BadInput(f"No task with runs of {BASE} in {race.folder}: give the same command without --only first.")
+    found = {task: scores(task, methods) for task, methods in runs.items()}
+    for task, rows in found.items():
+        show_table(console, task, TERMINAL, [terminal_row(each) for each in rows])
+    every = [each for methods in runs.values() for by_seed in methods.values() for each in by_seed.values()]
+    costs = {unit: to_target(runs, unit) for unit in PANELS}
+    parts = report(found, every, race.tuned, race.calibrated, command, costs)
+    frames = {"runs": pd.DataFrame([numbers(each) for each in every])}
+    page = write_page(out, parts, {"profile": draw_profile(runs)}, frames)
+    tell(console, f"Page: {page.resolve()}")
+
+
+def numbers(run: Run) -> dict[str, object]:
+    """A row of runs.csv."""
+    row = {"task": run.task, "method": run.config["method"], "seed": run.seed}
+    names = ("status", "steps", "seconds", "cpu_seconds", "learning_rate", "training_loss")
+    row |= {name: run.summary[name] for name in names}
+    return row | {f"{part}_{name}": value for part in ("final", "best") for name, value in run.summary[part].items()}

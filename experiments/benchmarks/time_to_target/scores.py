@@ -1,12 +1,13 @@
-"""From runs to numbers: ratios to the base, cost and time to its best, ranks, and the performance profile."""
+"""From runs to numbers: ratios to the base, cost and time to its best, and ranks."""
 
-import math
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from math import inf, isfinite, nan
 
 import numpy as np
 
 from experiments import statistics as st
+from experiments.methods import METHODS
 from experiments.results import Run
 from experiments.tasks import TASKS
 
@@ -15,6 +16,12 @@ from .field import BASE, metric
 COST, TIME = "step", "cpu_seconds"
 Runs = Mapping[int, Run]
 """Seed -> run, of one method."""
+Races = Mapping[str, Mapping[str, Runs]]
+"""Task -> method -> seed -> run."""
+Problem = tuple[str, int]
+"""A task and a seed."""
+Costs = Mapping[str, Mapping[Problem, float]]
+"""Method -> problem -> cost or time to the base's best; infinite where it was not reached."""
 
 
 @dataclass(frozen=True)
@@ -27,12 +34,12 @@ class Reached:
     @property
     def count(self) -> int:
         """Seeds on which it was."""
-        return sum(map(math.isfinite, self.shares))
+        return sum(map(isfinite, self.shares))
 
     @property
     def median(self) -> float:
         """Over all seeds: infinite if it was reached on less than half of them."""
-        return float(np.median(self.shares)) if self.shares else math.nan
+        return st.median(self.shares)
 
 
 @dataclass(frozen=True)
@@ -56,7 +63,7 @@ class Score:
     """By COST and TIME."""
     rank: int = 0
     level: bool = False
-    """Whether it cannot be distinguished from the first."""
+    """Whether the interval of the ratio to the first includes 1. With one seed, nothing can be distinguished."""
 
 
 def scores(task: str, methods: Mapping[str, Runs]) -> list[Score]:
@@ -64,34 +71,44 @@ def scores(task: str, methods: Mapping[str, Runs]) -> list[Score]:
     base = methods[BASE]
     unranked = [score(task, name, runs, base) for name, runs in methods.items() if runs.keys() & base.keys()]
     ordered = sorted(unranked, key=lambda each: (each.final.diverged, each.final.estimate.mean))
-    first = methods[ordered[0].method]
-    return [
-        Score(**{**vars(each), "rank": rank, "level": is_level(methods[each.method], first, metric(task))})
-        for rank, each in enumerate(ordered, 1)
-    ]
+    ranked = []
+    for rank, each in enumerate(ordered, 1):
+        to_first = paired(pairs(methods[each.method], methods[ordered[0].method]), metric(task))
+        level = to_first.diverged <= to_first.others_diverged and not to_first.estimate.low > 1
+        ranked.append(replace(each, rank=rank, level=level))
+    return ranked
 
 
 def score(task: str, method: str, runs: Runs, base: Runs) -> Score:
     """One method against the base."""
-    ranked_by = metric(task)
-    seeds = sorted(runs.keys() & base.keys())
-    pairs = [(runs[seed], base[seed]) for seed in seeds]
+    ranked_by, both = metric(task), pairs(runs, base)
     extra = ("training_loss", "validation_mse") if TASKS[task].pinn else ()
+    reached = {}
+    for unit in (COST, TIME):
+        targets = [value(theirs, ranked_by, "best") for _, theirs in both]
+        shares = [reach(ours, ranked_by, target, unit) / reach(theirs, ranked_by, target, unit)
+                  for (ours, theirs), target in zip(both, targets, strict=True)]  # fmt: skip
+        reached[unit] = Reached(tuple(shares))
     return Score(
         method,
-        final=paired(pairs, ranked_by),
-        best=paired(pairs, ranked_by, "best"),
-        others={name: paired(pairs, name) for name in extra},
-        time=st.geometric_interval([ours.summary[TIME] / theirs.summary[TIME] for ours, theirs in pairs]),
-        end=st.geometric_interval([value(ours, ranked_by) for ours, _ in pairs]).mean,
-        cost=float(np.mean([ours.summary["steps"] for ours, _ in pairs])),
-        reached={unit: Reached(tuple(share(*pair, ranked_by, unit) for pair in pairs)) for unit in (COST, TIME)},
+        final=paired(both, ranked_by),
+        best=paired(both, ranked_by, "best"),
+        others={name: paired(both, name) for name in extra},
+        time=st.geometric_interval([ours.summary[TIME] / theirs.summary[TIME] for ours, theirs in both]),
+        end=st.geometric_interval([value(ours, ranked_by) for ours, _ in both]).mean,
+        cost=float(np.mean([ours.summary["steps"] for ours, _ in both])),
+        reached=reached,
     )
 
 
-def paired(pairs: Iterable[tuple[Run, Run]], name: str, part: str = "final") -> st.Paired:
+def pairs(runs: Runs, others: Runs) -> list[tuple[Run, Run]]:
+    """Runs with the same seed."""
+    return [(runs[seed], others[seed]) for seed in sorted(runs.keys() & others.keys())]
+
+
+def paired(both: Iterable[tuple[Run, Run]], name: str, part: str = "final") -> st.Paired:
     """The paired statistics of a quantity."""
-    ours, theirs = zip(*[[value(run, name, part) for run in pair] for pair in pairs], strict=True)
+    ours, theirs = zip(*[[value(run, name, part) for run in pair] for pair in both], strict=True)
     return st.paired(ours, theirs)
 
 
@@ -100,51 +117,43 @@ def value(run: Run, name: str, part: str = "final") -> float:
     if part == "best":
         return float(run.evaluations[name].min())
     if run.diverged:
-        return math.nan
+        return nan
     found = run.summary["final"][name] if name in run.summary["final"] else run.summary[name]
-    return math.nan if found is None else float(found)
-
-
-def share(run: Run, base: Run, metric: str, unit: str) -> float:
-    """Cost or time until a run reached the base's best, relative to that of the base."""
-    target = value(base, metric, "best")
-    return reach(run, metric, target, unit) / reach(base, metric, target, unit)
+    return nan if found is None else float(found)
 
 
 def reach(run: Run, metric: str, target: float, unit: str) -> float:
     """Cost or time at the first evaluation that was not above the target; infinite if there was none."""
-    there = run.evaluations[run.evaluations[metric] <= target]
-    return float(there[unit].iloc[0]) if len(there) else math.inf
+    return st.reached_at(run.evaluations[unit], run.evaluations[metric], target)
 
 
-def is_level(runs: Runs, first: Runs, metric: str) -> bool:
-    """Whether the interval of the ratio to the first includes 1. With one seed, nothing can be distinguished."""
-    seeds = sorted(runs.keys() & first.keys())
-    found = paired([(runs[seed], first[seed]) for seed in seeds], metric)
-    return found.diverged <= found.others_diverged and not found.estimate.low > 1
+def to_target(races: Races, unit: str) -> Costs:
+    """Method -> problem -> cost or time to the base's best; in the order in which methods are shown."""
+    found: dict[str, dict[Problem, float]] = {}
+    for task, methods in races.items():
+        ranked_by = metric(task)
+        for method, runs in methods.items():
+            for ours, theirs in pairs(runs, methods[BASE]):
+                cost = reach(ours, ranked_by, value(theirs, ranked_by, "best"), unit)
+                found.setdefault(method, {})[task, ours.seed] = cost
+    return {method: found[method] for method in METHODS if method in found}
 
 
-Problem = tuple[str, int]
-"""A task and a seed."""
+def wins(costs: Costs, tasks: Sequence[str]) -> dict[str, list[int]]:
+    """Method -> for each task, the number of seeds on which no other method reached the target at a lower cost.
 
-
-def profile(shares: Mapping[str, Mapping[Problem, float]]) -> dict[str, tuple[list[float], list[float]]]:
-    """Dolan and Moré's performance profile of each method: factors, and the share of problems solved within each.
-
-    ``shares`` has the cost or time of each method on each problem, infinite where it did not solve it.
-
-    >>> profile({"a": {("t", 0): 1.0, ("t", 1): 6.0}, "b": {("t", 0): 4.0, ("t", 1): 3.0}})["a"]
-    ([1.0, 2.0], [0.5, 1.0])
+    >>> costs = {
+    ...     "soap": {("digits", 0): 1.0, ("digits", 1): inf},
+    ...     "muon": {("digits", 0): 1.0, ("digits", 1): 3.0},
+    ... }
+    >>> wins(costs, ["digits"])
+    {'soap': [1], 'muon': [2]}
     """
-    problems = {problem for costs in shares.values() for problem in costs}
-    lowest = {problem: min(costs.get(problem, math.inf) for costs in shares.values()) for problem in problems}
+    least: dict[Problem, float] = {}
+    for solved in costs.values():
+        for problem, cost in solved.items():
+            least[problem] = min(cost, least.get(problem, inf))
     return {
-        method: staircase([cost / lowest[problem] for problem, cost in costs.items()])
-        for method, costs in shares.items()
+        method: [sum(cost == least[p] < inf for p, cost in solved.items() if p[0] == task) for task in tasks]
+        for method, solved in costs.items()
     }
-
-
-def staircase(factors: list[float]) -> tuple[list[float], list[float]]:
-    """The steps of the share of finite values at or below a number: where it grows, and its value from there on."""
-    finite = sorted(factor for factor in factors if math.isfinite(factor))
-    return finite, [(index + 1) / len(factors) for index in range(len(finite))]

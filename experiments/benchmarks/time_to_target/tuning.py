@@ -1,14 +1,15 @@
 """Evaluation of the tuning runs: the best rate of each method, and the time of its steps. Only the runs are stored."""
 
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from statistics import median
 from typing import Any
 
-from experiments.results import Run, is_complete, load_run
+from experiments.results import Run, load_run
 from experiments.runner import Spec
+from experiments.screen import UserError
+from experiments.statistics import geometric_mean, median
+from experiments.tune import means
 
 from .field import BASE, metric, scaled, tuning_specs
 
@@ -16,7 +17,7 @@ MOST = 20.0
 """Largest time of a step, in steps of the base; slower methods cannot be run in the time of the base."""
 
 
-class NotTuned(Exception):
+class NotTuned(UserError):
     """There are no tuning runs to take a rate from."""
 
 
@@ -37,42 +38,17 @@ class Tuned:
 
 
 def tuned(task: str, method: str, settings: Mapping[str, Any], results: Path) -> Tuned:
-    """The rate with the lowest geometric mean over the seeds, all of which must have ended well."""
-    runs, base = (tuning_runs(task, name, settings, results) for name in (method, BASE))
-    scores: dict[float, list[float]] = {}
-    for (rate, _), run in runs.items():
-        scores.setdefault(rate, []).append(final(run))
-    tried = {rate: geometric_mean(finals) for rate, finals in scores.items()}
-    return Tuned(min(tried, key=tried.__getitem__), tried, slowness(runs, base))
+    """The rate with the lowest geometric mean over the seeds, all of which must have ended well; raises ``NotTuned``.
 
-
-def tuning_runs(task: str, method: str, settings: Mapping[str, Any], results: Path) -> dict[tuple[float, int], Run]:
-    """(rate, seed) -> run; raises ``NotTuned``."""
-    specs = tuning_specs(task, [method], settings)
-    if not all(is_complete(spec.folder(results)) for spec in specs):
-        raise NotTuned(f"{method} is not tuned for {task} in {results}: make the stage `tune` first.")
-    return {(spec.overrides["learning_rate"], spec.seed): load_run(spec.folder(results)) for spec in specs}
-
-
-def final(run: Run) -> float:
-    """What methods are ranked by, at the end; infinite if the run diverged."""
-    value = run.summary["final"][metric(run.task)]
-    return math.inf if run.diverged or value is None else float(value)
-
-
-def geometric_mean(values: list[float]) -> float:
-    """The geometric mean of positive values; infinite ones are allowed.
-
-    >>> geometric_mean([1.0, 4.0]), geometric_mean([1.0, math.inf])
-    (2.0, inf)
+    The time of a step is the median over pairs of runs of the method and the base at the same rate and seed.
     """
-    return math.exp(sum(map(math.log, values)) / len(values))
-
-
-def slowness(runs: Mapping[Any, Run], base: Mapping[Any, Run]) -> float:
-    """Median over pairs of runs at the same rate and seed without divergence; 1 if there is none."""
-    pairs = [(run, base[key]) for key, run in runs.items() if not run.diverged and not base[key].diverged]
-    return min(MOST, median([pace(run) / pace(other) for run, other in pairs] or [1.0]))
+    specs, base = (tuning_specs(task, [name], settings) for name in (method, BASE))
+    if not all(spec.is_done(results) for spec in (*specs, *base)):
+        raise NotTuned(f"{method} is not tuned for {task} in {results}: give the same command without --only first.")
+    tried = means(specs, results, metric(task), geometric_mean)[method]
+    pairs = [[load_run(spec.folder(results)) for spec in pair] for pair in zip(specs, base, strict=True)]
+    paces = [pace(run) / pace(other) for run, other in pairs if not run.diverged and not other.diverged]
+    return Tuned(min(tried, key=tried.__getitem__), tried, min(MOST, median(paces or [1.0])))
 
 
 def pace(run: Run) -> float:

@@ -293,7 +293,7 @@ class StepDriver(Driver):
 
     def skip(self, cause: str, problem: Problem | None = None) -> bool:
         """Count and report a jump that was not attempted; returns False."""
-        self.record_skip(cause, problem and problem.record(self.state.k, cause))
+        self.record_skip(cause, problem.record(self.state.k, cause) if problem else None)
         return False
 
     def apply(self, candidate: Vector, loss_fn: LossFn | None) -> str:

@@ -5,7 +5,7 @@ stay: without that, self-scaled Broyden was far worse on Burgers' equation (one 
 """
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -14,10 +14,9 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from torch_anderson import Objective
+from torch_anderson import Objective, Term
 
-from .case import Case
-from .clock import Clock
+from . import Case, Clock
 from .traced import TracedLoss
 
 Vector = NDArray[np.float64]
@@ -28,24 +27,28 @@ WARM_UP_RATE = 1e-3
 CALL = 20
 """Iterations of L-BFGS between two looks at the clock."""
 LBFGS_HISTORY = 100
+PERIOD = 100
+"""Iterations for which points stay."""
 
 
-def warmed_up(clock: Clock, retain: bool) -> "Points":
+def warmed_up(clock: Clock) -> "Points":
     """Points to fit, after some steps of Adam on others."""
-    points = Points(clock.case, retain)
+    points = Points(clock.case, retaining(clock.case.terms))
     adam = torch.optim.Adam(clock.case.model.parameters(), lr=WARM_UP_RATE)
     for _ in range(WARM_UP):
         clock.tick(adam.step(points.draw(keep=False)))
     return points
 
 
-class Points:
-    """Draws points for the objective of a case; those with large residuals may stay."""
+def retaining(terms: Mapping[str, Term]) -> dict[str, Term]:
+    """The terms with samples that stay where residuals are large."""
+    return {name: term if term.fixed else replace(term, retain=True) for name, term in terms.items()}
 
-    def __init__(self, case: Case, retain: bool) -> None:
-        terms = {
-            name: term if term.fixed or not retain else replace(term, retain=True) for name, term in case.terms.items()
-        }
+
+class Points:
+    """Draws points for the terms of a case, on traced losses."""
+
+    def __init__(self, case: Case, terms: Mapping[str, Term]) -> None:
         self.objective = Objective(case.model, **terms)
         self.traced = TracedLoss(self.objective)
         self.drawn: Any = None
@@ -64,9 +67,9 @@ class Points:
         return self.traced.on(self.drawn.draw())
 
 
-def lbfgs(period: int, clock: Clock, rate: float, *, retain: bool = True) -> None:
+def lbfgs(clock: Clock, rate: float) -> None:
     """Adam, then torch's L-BFGS with strong Wolfe line search; other points and no history after each period."""
-    points = warmed_up(clock, retain)
+    points = warmed_up(clock)
     while True:
         closure = points.draw()
         optimizer = torch.optim.LBFGS(
@@ -75,16 +78,16 @@ def lbfgs(period: int, clock: Clock, rate: float, *, retain: bool = True) -> Non
         )  # fmt: skip
         before, iterations = -1, 0
         # A call that makes no iteration has nothing left to do on these points.
-        while before < iterations and (points.fixed or iterations < period):
+        while before < iterations and (points.fixed or iterations < PERIOD):
             before = iterations
             loss = optimizer.step(closure)  # type: ignore[arg-type]
             iterations = next(iter(optimizer.state.values()))["n_iter"]
             clock.tick(loss)
 
 
-def ssbroyden(period: int, clock: Clock, rate: float, *, retain: bool = True) -> None:
+def ssbroyden(clock: Clock, rate: float) -> None:
     """Adam, then self-scaled Broyden; other points after each period, with the same approximate Hessian."""
-    points = warmed_up(clock, retain)
+    points = warmed_up(clock)
     parameters = list(clock.case.model.parameters())
     point = nn.utils.parameters_to_vector(parameters).detach().numpy()
     inverse: Vector | None = None
@@ -98,7 +101,7 @@ def ssbroyden(period: int, clock: Clock, rate: float, *, retain: bool = True) ->
             surface.go_to(state.point)
             point = state.point
             clock.tick(state.value)
-            if count == period and not points.fixed:
+            if count == PERIOD and not points.fixed:
                 break
         if count < 2:  # no progress along the quasi-Newton direction: begin again
             inverse = None

@@ -1,6 +1,6 @@
 """Levenberg-Marquardt of the package torch-levenberg-marquardt, which fits outputs of a module to targets."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 
 import torch
 from torch import Tensor, nn
@@ -8,8 +8,8 @@ from torch.func import vmap
 
 from torch_anderson import Term
 
-from .case import Case
-from .clock import Clock
+from . import Case, Clock
+from .traced import at_one_point, residual_of
 
 PACKAGE = "torch_levenberg_marquardt"
 SAMPLES = 1000
@@ -57,21 +57,9 @@ class Residuals(nn.Module):
 
     def forward(self, samples: Mapping[str, tuple[Tensor, ...]]) -> Tensor:
         """From bundles to residuals, whose mean sum of squares is the loss."""
-        return vmap(self.bundle)(dict(samples))
+        u = at_one_point(lambda arguments: self.model(*arguments))
 
-    def bundle(self, samples: Mapping[str, tuple[Tensor, ...]]) -> Tensor:
-        """One row."""
-        found = [residual(term, self.u, samples[name]) for name, term in self.terms.items()]
-        return torch.cat(found)
+        def bundle(some: Mapping[str, tuple[Tensor, ...]]) -> Tensor:
+            return torch.cat([residual_of(term, u)(*some[name]) for name, term in self.terms.items()])
 
-    def u(self, point: Tensor) -> Tensor:
-        """The model at one point."""
-        value = self.model(point.unsqueeze(0)).squeeze(0)
-        return value.reshape(()) if value.numel() == 1 else value
-
-
-def residual(term: Term, u: Callable[[Tensor], Tensor], sample: tuple[Tensor, ...]) -> Tensor:
-    """The residuals of a term at one sample as a vector, weighted."""
-    found = term.function(u, *sample)
-    parts = found if isinstance(found, tuple) else (found,)
-    return term.weight**0.5 * torch.cat([part.reshape(-1) for part in parts])
+        return vmap(bundle)(dict(samples))

@@ -4,6 +4,7 @@
 """
 
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any
 
 import torch
@@ -41,33 +42,35 @@ class TracedLoss:
         return closure
 
     def trace(self, weights: Mapping[str, Tensor], samples: Samples) -> fx.GraphModule:
-        """The gradient and the loss as a graph."""
+        """The gradient and the loss, the sum over terms of weight times the mean of squares, as a graph."""
 
-        def loss(some_weights: Any, some_samples: Any) -> Tensor:  # make_fx takes no bound method
-            return self.loss(some_weights, some_samples)
+        def loss(some_weights: Any, some_samples: Any) -> Tensor:
+            u = at_one_point(partial(functional_call, self.objective.model, some_weights))
+            parts = [vmap(residual_of(term, u))(*some_samples[name]) for name, term in self.objective.terms.items()]
+            return torch.stack([part.square().sum(1).mean() for part in parts]).sum()
 
         return make_fx(grad_and_value(loss))(dict(weights), dict(samples))
 
-    def loss(self, weights: Mapping[str, Tensor], samples: Samples) -> Tensor:
-        """The sum over terms of weight times the mean of squares."""
 
-        def u(point: Tensor) -> Tensor:
-            found = functional_call(self.objective.model, dict(weights), (point.unsqueeze(0),)).squeeze(0)
-            return found.reshape(()) if found.numel() == 1 else found
+def at_one_point(model: Callable[..., Tensor]) -> Callable[[Tensor], Tensor]:
+    """The model as a function of one point; a single output is a scalar."""
 
-        terms = self.objective.terms.items()
-        return torch.stack([mean_square(term, u, samples[name]) for name, term in terms]).sum()
+    def u(point: Tensor) -> Tensor:
+        found = model((point.unsqueeze(0),)).squeeze(0)
+        return found.reshape(()) if found.numel() == 1 else found
+
+    return u
 
 
-def mean_square(term: Term, u: Callable[[Tensor], Tensor], samples: tuple[Tensor, ...]) -> Tensor:
-    """One term."""
+def residual_of(term: Term, u: Callable[[Tensor], Tensor]) -> Callable[..., Tensor]:
+    """The residuals of a term at one sample as a vector, weighted."""
 
-    def square(*sample: Tensor) -> Tensor:
+    def residual(*sample: Tensor) -> Tensor:
         found = term.function(u, *sample)
         parts = found if isinstance(found, tuple) else (found,)
-        return torch.stack([part.square().sum() for part in parts]).sum()
+        return term.weight**0.5 * torch.cat([part.reshape(-1) for part in parts])
 
-    return term.weight * vmap(square)(*samples).mean()
+    return residual
 
 
 def shortened(module: fx.GraphModule) -> fx.GraphModule:
@@ -76,15 +79,11 @@ def shortened(module: fx.GraphModule) -> fx.GraphModule:
     for node in list(module.graph.nodes):
         if not isinstance(node.target, torch._ops.OpOverload) or node.target._schema.is_mutable:
             continue
-        same = node.args[0] if node.target in COPIES else seen.setdefault(signature(node), node)
+        signature = node.target, str(node.args), str(node.kwargs)
+        same = node.args[0] if node.target in COPIES else seen.setdefault(signature, node)
         if same is not node:
             node.replace_all_uses_with(same)
             module.graph.erase_node(node)
     module.graph.eliminate_dead_code()
     module.recompile()
     return module
-
-
-def signature(node: fx.Node) -> tuple[Any, ...]:
-    """Equal for operations that give equal results."""
-    return node.target, str(node.args), str(node.kwargs)
