@@ -270,9 +270,8 @@ class TextbookAnderson:
         return self._judge_by_loss(candidate, loss_fn) if loss_fn and self.safeguard == "loss" else "accepted"
 
     def _path(self) -> Tensor:
-        """Length of the path through the points u = w + r, at the present learning rate as everywhere."""
-        scale = self._scale(self.pairs[-1].rate)
-        points = torch.stack([pair.w + scale * pair.rn for pair in self.pairs], dim=1)
+        """Length of the path through the points u = w + r, as they were measured."""
+        points = torch.stack([pair.w + self._scale(pair.rate) * pair.rn for pair in self.pairs], dim=1)
         return points.diff().norm(dim=0).sum()
 
     @torch.no_grad()

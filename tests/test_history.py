@@ -42,7 +42,7 @@ class PairList:
     @property
     def point_diffs(self) -> np.ndarray:
         """Previous minus present, newest first."""
-        return -np.diff(np.array([w for w, _, _ in self.pairs]).reshape(-1, N), axis=0)[::-1]
+        return -np.diff(np.array([u for _, u, _ in self.pairs]).reshape(-1, N), axis=0)[::-1]
 
     @property
     def residual_diffs(self) -> np.ndarray:
@@ -63,7 +63,7 @@ class Recorder:
         w, step = torch.randn(2, N, dtype=torch.float64, generator=self.generator)
         u = w + lr * step
         self.plain.store(w.numpy().copy(), u.numpy().copy(), lr)
-        free = self.pairs.store([w], [u - w], lr)
+        free = self.pairs.store([u], [u - w], lr)
         assert free[0] is not self.pairs.last_point[0]
 
     def reset(self) -> None:
@@ -74,6 +74,7 @@ class Recorder:
         pairs, plain = self.pairs, self.plain
         [rows] = pairs.rows
         slots = pairs.newest_first
+        assert pairs.rates == plain.rates
         assert len(slots) == len(set(slots)) == max(len(plain.pairs) - 1, 0)
         tolerance = {"rtol": 1e-12, "atol": 1e-12}
         np.testing.assert_allclose(rows.point_diffs[slots], plain.point_diffs, **tolerance)
@@ -81,7 +82,7 @@ class Recorder:
         empty = [slot for slot in range(pairs.size) if slot not in slots]
         assert not rows.point_diffs[empty].any() and not rows.residual_diffs[empty].any()
         if plain.pairs:
-            np.testing.assert_allclose(pairs.last_point[0], plain.pairs[-1][0], **tolerance)
+            np.testing.assert_allclose(pairs.last_point[0], plain.pairs[-1][1], **tolerance)
             np.testing.assert_allclose(rows.last_residual, plain.residuals[-1], **tolerance)
 
     def check_gram(self) -> None:
@@ -89,17 +90,16 @@ class Recorder:
         if len(self.plain.pairs) < 2:
             return
         self.pairs.update()
-        rate = self.plain.rates[-1]
-        problem = Problem.posed(self.pairs, rate, 0.0)
-        R, r, W = self.plain.residual_diffs, self.plain.residuals[-1], self.plain.point_diffs
+        problem = Problem.posed(self.pairs, 0.0)
+        R, r, U = self.plain.residual_diffs, self.plain.residuals[-1], self.plain.point_diffs
         tolerance = {"rtol": 1e-11, "atol": 1e-11}
         np.testing.assert_allclose(lower_triangle(problem.gram), np.tril(R @ R.T), **tolerance)
         size, slots = self.pairs.size, self.pairs.newest_first
         rows = [*slots, size, *(size + 1 + slot for slot in slots)]
-        Z = np.vstack([R, r[None], W])
+        Z = np.vstack([R, r[None], U])
         np.testing.assert_allclose(np.array(self.pairs.matrix)[np.ix_(rows, rows)], Z @ Z.T, **tolerance)
-        assert problem.path == pytest.approx(np.linalg.norm(W + rate * R, axis=1).sum(), rel=1e-9)
-        assert problem.residual_norm == pytest.approx(rate * np.linalg.norm(r), rel=1e-12)
+        assert problem.path == pytest.approx(np.linalg.norm(U, axis=1).sum(), rel=1e-12)
+        assert problem.residual_norm == pytest.approx(self.plain.rates[-1] * np.linalg.norm(r), rel=1e-12)
 
 
 def lower_triangle(rows: list[list[float]]) -> np.ndarray:
@@ -176,7 +176,7 @@ def test_differences_are_formed_before_the_products():
         pairs.store([r.clone()], [r])
     R = torch.stack(residuals).diff(dim=0).flip(0)
     pairs.update()
-    problem = Problem.posed(pairs, 1.0, 0.0)
+    problem = Problem.posed(pairs, 0.0)
     np.testing.assert_allclose(lower_triangle(problem.gram), np.tril(R @ R.T), rtol=1e-13, atol=1e-13)
 
 

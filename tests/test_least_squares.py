@@ -42,7 +42,7 @@ class Stored:
         self.pairs.store([value], [value.clone()])
 
     def problem(self) -> Problem:
-        return solved(self.pairs, 1.0, 0.0)
+        return solved(self.pairs, 0.0)
 
     @property
     def columns(self) -> tuple[np.ndarray, np.ndarray]:

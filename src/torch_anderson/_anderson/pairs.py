@@ -1,8 +1,9 @@
 """The last pairs of a point and the residual there, as rows of differences, and the inner products of all rows.
 
-    w, r    a point, and its residual: the base's step from w divided by the learning rate, or the gradient at w
-    W, R    differences of points and residuals, each pair minus the next (S and Y where r is a gradient)
-    Z       all rows: R, the last r, W; one matrix for each block of parameters
+    u, r    a point and its residual: the end of a base step, and the step divided by its learning rate, so that a
+            schedule changes a factor and not the rows; or the weights and their gradient
+    U, R    differences of points and residuals, each pair minus the next (S and Y where r is a gradient)
+    Z       all rows: R, the last r, U; one matrix for each block of parameters
     Z Z'    the Gram matrix over all blocks and ranks, updated by the products of new rows
 
 Residuals are measured, never derived from stored points, which would be wrong after any jump or average. Every
@@ -20,7 +21,7 @@ import torch
 from torch import Tensor
 
 from .._tensors.blocks import Block, Space, Vector
-from .._tensors.checkpoint import Entries, Vectors
+from .._tensors.checkpoint import Entries, Vectors, padded, unpadded
 from .storage import Courier, Storage
 
 FLOAT64_NUMBERS = 1 << 14
@@ -163,7 +164,9 @@ class Pairs:
         self.precise = False
         """Whether products are formed in float64 although rows are not."""
         self.matrix = [[0.0] * (2 * size + 1) for _ in range(2 * size + 1)]
-        """Z Z' by slot: R in rows 0 to size - 1, the last r in row ``size``, W behind it."""
+        """Z Z' by slot: R in rows 0 to size - 1, the last r in row ``size``, U behind it."""
+        self.rates: list[float] = []
+        """Learning rate of each pair that the rows span, oldest first."""
 
     def vector(self) -> Vector:
         """A new vector for a point or a residual: operations on several types would take twice as long."""
@@ -189,13 +192,14 @@ class Pairs:
             rows.store(slot, self.last_point[i], point[i], residual[i], 1 / rate if rate else 0.0)
         self.fresh = min(self.fresh + (self.count > 0), self.size)
         self.count += 1
+        self.rates = [*self.rates[-self.size :], rate]
         free, self.last_point = self.last_point, point
         return free
 
     def clear(self, zero: bool = True) -> None:
         """Forget every pair. Rows that hold nothing but finite numbers need not be zeroed: 0 times them is 0."""
         self.count = self.fresh = 0
-        self.precise = False
+        self.precise, self.rates = False, []
         self.matrix = [[0.0] * len(self.matrix) for _ in self.matrix]
         if zero:
             for rows in self.rows:
@@ -222,11 +226,11 @@ class Pairs:
         square = sum(weight * sum(map(mul, self.matrix[i], weights)) for i, weight in used)
         return sqrt(max(square, 0.0)) if square == square else square
 
-    def path(self, rate: float) -> float:
-        """Length of the path through the points w + rate r of all stored pairs."""
-        z, first = self.matrix, self.size + 1
-        squares = [z[first + i][first + i] + 2 * rate * z[first + i][i] + rate**2 * z[i][i] for i in self.newest_first]
-        return sum([sqrt(max(square, 0.0)) for square in squares])
+    @property
+    def path(self) -> float:
+        """Length of the path through the stored points."""
+        rows = [self.size + 1 + slot for slot in self.newest_first]
+        return sum([sqrt(max(self.matrix[i][i], 0.0)) for i in rows])
 
     def combine(self, weights: Sequence[float], target: Vector) -> None:
         """Put the last point + Z'weights into the target."""
@@ -252,12 +256,14 @@ class Pairs:
         return {
             "gram": torch.tensor(self.matrix, dtype=torch.float64),
             "pairs": torch.tensor(counts, dtype=torch.float64),
+            "rates": padded(self.rates, self.size + 1),
         }
 
     def load_numbers(self, entries: Entries) -> None:
         """Undo ``numbers``."""
         self.count, self.fresh, precise = map(int, entries["pairs"].tolist())
         self.precise, self.matrix = bool(precise), entries["gram"].tolist()
+        self.rates = unpadded(entries["rates"])
 
 
 def chunks(start: int, stop: int, length: int) -> Iterator[tuple[int, int]]:

@@ -39,16 +39,16 @@ def same_ratios(before: Sequence[float], now: Sequence[float]) -> bool:
 
 
 class StepResidual:
-    """The pair of a base step from w to u is (w, r), r = u - w, which is proportional to the learning rate."""
+    """The pair of a base step from w to u is (u, r), r = u - w, which is proportional to the learning rate."""
 
-    def __init__(self, base: Optimizer, space: Space, point: Vector, step: Vector):
+    def __init__(self, base: Optimizer, space: Space, start: Vector, point: Vector):
         self._base = base
         self._space = space
         self._proportional = not isinstance(base, NOT_PROPORTIONAL)
-        self.point = point
+        self.start = start
         """w"""
-        self.step = step
-        """r"""
+        self.point = point
+        """u"""
         self.rate = 1.0
         """The largest learning rate."""
         self.group_rates: list[float] = []
@@ -59,20 +59,18 @@ class StepResidual:
     def begin(self) -> None:
         """Keep the weights before a base step."""
         self._space.note_gradients()
-        self._space.read(self.point)
+        self._space.read(self.start)
 
     def end(self) -> bool:
-        """Measure the base step. Returns whether the weights have changed.
+        """Read weights and learning rates after the base step. Returns whether the weights have changed.
 
         On other devices than the CPU the check would wait for the device, and with sharded parameters it would need all
         ranks. There the answer is yes, and a step of exactly zero shows at the next acceleration.
         """
         self._space.refresh()  # the base may have given the parameters other memory
-        self._space.read(self.step)
-        if self._space.settled and all(map(torch.equal, self.step, self.point)):
+        self._space.read(self.point)
+        if self._space.settled and all(map(torch.equal, self.start, self.point)):
             return False
-        for u, w in zip(self.step, self.point, strict=True):
-            u.sub_(w)
         rates = learning_rates([group for group in self._base.param_groups if takes_part(group)])
         before, self.group_rates = self.group_rates, rates
         self.rate = max(rates, default=1.0) if self._proportional else 1.0
@@ -81,13 +79,19 @@ class StepResidual:
         return True
 
     def norm(self) -> float:
-        """|r| over all ranks; waits for the device."""
-        return sqrt(float(self._space.add_up([part @ part for part in self.step])))
+        """|r| over all ranks, before ``difference``; waits for the device."""
+        squares = [torch.dist(u, w).double().square() for u, w in zip(self.point, self.start, strict=True)]
+        return sqrt(float(self._space.add_up(squares)))
 
-    def largest_entry(self) -> Tensor:
-        """|r| in the maximum norm, on the device."""
-        parts = [part.abs().amax() for part in self.step if len(part)]
-        return largest(parts) if parts else self.step[0].new_zeros(())
+    def difference(self) -> Vector:
+        """r, in the place of w."""
+        return [torch.sub(u, w, out=w) for u, w in zip(self.point, self.start, strict=True)]
+
+
+def largest_entry(vector: Vector) -> Tensor:
+    """The maximum norm of a vector, on the device."""
+    parts = [part.abs().amax() for part in vector if len(part)]
+    return largest(parts) if parts else vector[0].new_zeros(())
 
 
 class Reading(Enum):

@@ -1,9 +1,9 @@
 """The algorithm for steps, the paper's: a base step evaluates a fixed-point map, whose residuals tell where to jump.
 
     w, r      the weights before a base step, and the step: the residual of the map w -> u = w + r
-    W, R      differences of the last w and r, m of them at most
+    U, R      differences of the last u and r, m of them at most; U = W + R
     c         argmin |r - R c|
-    jump      beta r - beta (W + R) c, from w
+    jump      from w to w + beta (r - (W + R) c), the paper's mixing: from u by -(1 - beta) r - beta U c
 
     p   period            base steps between two jumps
     q   store_period      base steps between two stored pairs
@@ -13,16 +13,17 @@
 1. Read the weights w, and where a jump may follow or is pending, the gradient before the base sees it. If a jump led
    here, this gradient decides on it (or, with the paper's test, the residual of the step that follows).
 2. Make the base's step; r = u - w.
-3. Every q steps, and before a jump, add (w, r) to the pairs; r divided by the learning rate, which a schedule changes.
+3. Every q steps, and before a jump, add (u, r) to the pairs; r divided by the learning rate, which a schedule changes.
 4. Every p steps, solve the least-squares problem, and jump.
 5. Average: replace the weights by the mean of the last points while they are noisy (``average``).
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
+from itertools import accumulate
 from math import hypot, isfinite, sqrt
 from typing import Any
 
@@ -40,7 +41,7 @@ from .._tensors.members import all_parameters
 from .average import Window
 from .least_squares import Coefficients, solve
 from .pairs import Pairs
-from .residuals import GradientResidual, Reading, StepResidual, unusable_gradients
+from .residuals import GradientResidual, Reading, StepResidual, largest_entry, unusable_gradients
 from .snapshot import Snapshot, group_values, restore_groups
 from .storage import Storage
 from .trial import FARTHEST, LOADED, Trial, passes
@@ -74,8 +75,6 @@ class StepState:
     """Length of the last rest, in base steps."""
     wait: int = 0
     """Base steps still to make without a jump."""
-    rate: float = 1.0
-    """Largest learning rate of the last stored pair."""
     norm: float = 0.0
     """|r| / rate before the pending jump, if the next residual decides on it; otherwise 0."""
     comparable: bool = True
@@ -94,38 +93,47 @@ class Problem:
     """Lower triangle of R'R / rate^2, newest column first."""
     slots: list[int]
     """Where the columns are stored, newest first."""
-    rate: float
+    rates: list[float]
+    """Largest learning rate of each pair, oldest first."""
     residual_norm: float
     """|r|"""
     path: float
-    """Length of the path through the ends u of the stored steps."""
+    """Length of the path through the stored points."""
     c: Coefficients
     gain: float
     """|r - R c| / |r|, predicted over present residual norm."""
 
     @classmethod
-    def posed(cls, pairs: Pairs, rate: float, regularization: float) -> Problem:
+    def posed(cls, pairs: Pairs, regularization: float) -> Problem:
         """Solve the problem if all numbers are finite; the diagonal bounds the rest of the matrix."""
-        matrix, slots, own = pairs.matrix, pairs.newest_first, pairs.size
+        matrix, slots, own, rate = pairs.matrix, pairs.newest_first, pairs.size, pairs.rates[-1]
         gram = [[matrix[i][j] for j in slots[: a + 1]] for a, i in enumerate(slots)]
-        norm, path = sqrt(matrix[own][own]), pairs.path(rate)
+        norm, path = sqrt(matrix[own][own]), pairs.path
         finite = isfinite(norm + path + sum([row[-1] for row in gram]))
         c = solve(gram, [matrix[i][own] for i in slots], regularization) if finite else Coefficients([], 0.0, 0)
-        return cls(gram, slots, rate, rate * norm, path, c, c.gain(norm) if finite else float("nan"))
+        return cls(gram, slots, pairs.rates, rate * norm, path, c, c.gain(norm) if finite else float("nan"))
 
     @property
     def finite(self) -> bool:
         """Whether there is a solution."""
         return isfinite(self.gain)
 
-    def jump(self, relaxation: float, size: int) -> list[float]:
-        """Weights of the rows whose sum is beta r - beta (W + R) c."""
+    def jump(self, relaxation: float, pairs: Pairs) -> tuple[list[float], float]:
+        """Weights of the rows whose sum leads from u to the candidate, -(1 - beta) r - beta U c; |candidate - w|."""
+        (by_residual, own), size = rate_change(self.c.values, self.rates), pairs.size
         weights = [0.0] * (2 * size + 1)
-        weights[size] = relaxation * self.rate
-        for slot, c in zip(self.slots, self.c.values, strict=True):
-            weights[slot] = -relaxation * self.rate * c
+        weights[size] = -relaxation * own - (1 - relaxation) * self.rates[-1]
+        for slot, c, x in zip(self.slots, self.c.values, by_residual, strict=True):
+            weights[slot] = -relaxation * x
             weights[size + 1 + slot] = -relaxation * c
-        return weights
+        from_w = [*weights[:size], weights[size] + self.rates[-1], *weights[size + 1 :]]
+        return weights, pairs.length(from_w)
+
+    def shortened(self, weights: list[float], part: float) -> list[float]:
+        """The weights that lead from u to a part of the way from w = u - r to the candidate."""
+        shorter = [part * weight for weight in weights]
+        shorter[len(weights) // 2] -= (1 - part) * self.rates[-1]
+        return shorter
 
     def record(self, step: int, cause: str = "", length: float = 0.0) -> JumpRecord:
         """The jump in numbers."""
@@ -142,21 +150,39 @@ class Problem:
         )
 
 
-def solved(pairs: Pairs, rate: float, regularization: float) -> Problem:
+def rate_change(coefficients: Sequence[float], rates: Sequence[float]) -> tuple[list[float], float]:
+    """What rows of U measured at other learning rates lack, as weights of the rows of R and of the last r.
+
+    At the present rate, u_i would be u_i + (rate_now - rate_i) r_i / rate_i, and each r_i / rate_i is the last one
+    plus the differences (previous minus present) after it.
+
+    >>> rate_change([3.0], [2.0, 1.0]), rate_change([3.0], [1.0, 1.0])
+    (([-3.0], -3.0), ([0.0], 0.0))
+    """
+    now = rates[-1]
+    if rates.count(now) == len(rates):
+        return [0.0] * len(coefficients), 0.0
+    c = [0.0, *reversed(coefficients), 0.0]
+    lacking = [(now - rate) * (c[i + 1] - c[i]) for i, rate in enumerate(rates)]
+    *totals, last = accumulate(lacking)
+    return totals[::-1], last
+
+
+def solved(pairs: Pairs, regularization: float) -> Problem:
     """Update the Gram matrix and solve the small problem, with one result on all ranks.
 
     Products of long rows are formed in the type of the rows, as long as that is accurate enough: relative errors of
     1e-6 change the least-squares residual by less than 1e-4, unless columns are nearly collinear or span r.
     """
     pairs.update()
-    problem = Problem.posed(pairs, rate, regularization)
+    problem = Problem.posed(pairs, regularization)
     if pairs.float64 or not problem.finite:
         return problem
     distance = min(problem.c.least_distance_sq / COLLINEAR, problem.gain**2 / FITTED)
     if distance < 1 and not pairs.precise:
         pairs.precise, pairs.fresh = True, pairs.held
         pairs.update()
-        return Problem.posed(pairs, rate, regularization)
+        return Problem.posed(pairs, regularization)
     if distance > DISTINCT / COLLINEAR:
         pairs.precise = False
     return problem
@@ -217,10 +243,11 @@ class StepDriver(Driver):
         if undecided and not self.decide_by_residual(groups):
             self.watch()
             return loss
-        residual_max = self.residual.largest_entry() if self.window and measures else None
+        residual = self.residual.difference() if measures else []
+        residual_max = largest_entry(residual) if self.window and measures else None
         jumped = False
         if measures and self.stores(k):
-            self.store()
+            self.store(residual)
             jumped = self.may_jump(k) and self.jump(loss_fn)
         self.state.wait = max(self.state.wait - 1, 0)
         if residual_max is not None and not (self.by_residual and self.pending):
@@ -241,13 +268,13 @@ class StepDriver(Driver):
         """Whether the weights may jump after base step k."""
         return k > self.options.warmup and k % self.options.period == 0 and not self.state.wait
 
-    def store(self) -> None:
+    def store(self, residual: Vector) -> None:
         """Add the pair to the history; it starts anew where residuals cannot be compared with the stored ones."""
         pair = self.residual
         if not pair.comparable:
             self.forget()
-        pair.point = self.pairs.store(pair.point, pair.step, pair.rate)
-        pair.comparable, self.state.rate = True, pair.rate
+        pair.point = self.pairs.store(pair.point, residual, pair.rate)
+        pair.comparable = True
 
     # ------------------------------------------------------------------------------------------------------- jumps
 
@@ -255,7 +282,7 @@ class StepDriver(Driver):
         """Solve the small problem and jump if all tests are passed; returns whether the weights have jumped."""
         if self.pairs.count < 2:
             return self.skip("short_history")
-        problem, candidate = solved(self.pairs, self.state.rate, self.options.regularization), self.residual.point
+        problem, candidate = solved(self.pairs, self.options.regularization), self.residual.point
         if not problem.finite:
             self.reset_history()
             return self.skip("nonfinite")
@@ -264,11 +291,12 @@ class StepDriver(Driver):
             return self.skip("no_loss", problem)
         if not problem.residual_norm or problem.gain > MOST_GAIN:
             return self.skip("no_gain" if problem.residual_norm else "converged", problem)
-        weights = problem.jump(self.options.relaxation, self.pairs.size)
-        length = self.pairs.length(weights)
+        weights, length = problem.jump(self.options.relaxation, self.pairs)
         if self.by_gradient and length > LONGEST_JUMP * problem.path:
-            part = LONGEST_JUMP * problem.path / length
-            weights, length = [part * weight for weight in weights], LONGEST_JUMP * problem.path
+            weights, length = (
+                problem.shortened(weights, LONGEST_JUMP * problem.path / length),
+                LONGEST_JUMP * problem.path,
+            )
         cause = "too_long" if length > self.options.max_jump * problem.path else ""
         if not isfinite(length):
             cause = "nonfinite"
@@ -287,7 +315,7 @@ class StepDriver(Driver):
         self.trial.record = record
         self.space.read(self.trial.candidate)
         if self.by_residual:
-            self.state.norm = problem.residual_norm / problem.rate
+            self.state.norm = problem.residual_norm / problem.rates[-1]
             self.snapshot.take(self.base)
         return True
 
@@ -325,9 +353,9 @@ class StepDriver(Driver):
     def measure(self) -> None:
         """Read the gradient before the base sees it; raises ``JumpRefused`` if it refuses the jump that led here."""
         state, pair = self.state, self.residual
-        reading = self.gradients.read(pair.point, self.gradient)
+        reading = self.gradients.read(pair.start, self.gradient)
         if self.pending and reading is not Reading.NO_GRADIENT:
-            cause = self.judge(pair.point) if reading is Reading.COMPARABLE else "gradient"
+            cause = self.judge(pair.start) if reading is Reading.COMPARABLE else "gradient"
             if cause == "outside_write":
                 self.reset_history()
             elif not cause:
@@ -338,7 +366,7 @@ class StepDriver(Driver):
                 state.wait = state.rest
                 if not self.revert("gradient"):
                     raise JumpRefused
-                self.space.read(pair.point)  # which has served as workspace
+                self.space.read(pair.start)  # which has served as workspace
         self.gradient_before, self.gradient = self.gradient, self.gradient_before
 
     def judge(self, present: Vector) -> str:
@@ -355,9 +383,9 @@ class StepDriver(Driver):
             for d, g, now, rows in vectors
         ]
         slope, start, plain, norm_sq, norm_sq_before, moved_sq = self.space.add_up(products).tolist()
-        if sqrt(moved_sq) > LOADED * (self.trial.record.length + self.pairs.path(self.state.rate)):
+        if sqrt(moved_sq) > LOADED * (self.trial.record.length + self.pairs.path):
             return "outside_write"
-        gains = slope + start <= self.state.rate * plain
+        gains = slope + start <= self.pairs.rates[-1] * plain
         return "" if gains and passes(slope, -start, sqrt(norm_sq), sqrt(norm_sq_before)) else "gradient"
 
     def descends(self, candidate: Vector) -> bool:
@@ -366,25 +394,24 @@ class StepDriver(Driver):
         return float(self.space.add_up([g @ d for d, g in pairs])) < 0
 
     def displacements(self, point: Vector) -> Iterator[Tensor]:
-        """From the last stored point to this one, block by block."""
-        return (x - w for x, w in zip(point, self.pairs.last_point, strict=True))
+        """From the weights w of the last stored pair to a point, block by block."""
+        pairs, rate = self.pairs, self.pairs.rates[-1]
+        for x, u, rows in zip(point, pairs.last_point, pairs.rows, strict=True):
+            yield torch.sub(x, u).add_(rows.last_residual, alpha=rate)
 
     def decide_by_residual(self, groups: list[dict[str, Any]]) -> bool:
         """Decide on the pending jump by the paper's test: the residual must be smaller; False takes the step back."""
         assert self.trial is not None
         passed = self.residual.norm() / (self.residual.rate or 1.0) < self.state.norm
         if self.window:
-            self.window.push(self.residual.point if passed else self.step_end(), passed and self.options.period > 1)
+            self.window.push(
+                self.residual.start if passed else self.pairs.last_point, passed and self.options.period > 1
+            )
         if passed:
             self.conclude("")
         else:
             self.revert("residual", groups)
         return passed
-
-    def step_end(self) -> Vector:
-        """The end u = w + r of the base step of the last stored pair."""
-        pairs, rate = self.pairs, self.state.rate
-        return [w.add(rows.last_residual, alpha=rate) for w, rows in zip(pairs.last_point, pairs.rows, strict=True)]
 
     def revert(self, cause: str, groups: list[dict[str, Any]] | None = None) -> bool:
         """Refuse the pending jump: return to the plain point, with what other code has written to the weights since.
@@ -393,7 +420,7 @@ class StepDriver(Driver):
         the history restarts. Returns whether they stay.
         """
         assert self.trial is not None
-        if self.trial.separate_writes(self.residual.point) > FARTHEST:
+        if self.trial.separate_writes(self.residual.start) > FARTHEST:
             self.reset_history()
             return True
         self.space.write(self.trial.plain, everything=True)
@@ -401,7 +428,7 @@ class StepDriver(Driver):
             self.snapshot.restore(self.base)
             restore_groups(self.base, groups)
         elif self.window and self.window.count:
-            self.window.replace_newest(self.step_end())  # not the plain point, which an average may have moved
+            self.window.replace_newest(self.pairs.last_point)  # not the plain point, which an average may have moved
         self.conclude(cause)
         return False
 
@@ -419,7 +446,7 @@ class StepDriver(Driver):
 
     def take_back(self) -> None:
         """Refuse a pending jump without a gradient or residual that can decide on it."""
-        self.space.read(self.residual.point)
+        self.space.read(self.residual.start)
         if self.by_residual:
             self.revert("residual", group_values(self.base))
         else:
@@ -444,7 +471,7 @@ class StepDriver(Driver):
         """Replace the weights by the window's mean if it is full and noisy, and both ends of a pending jump."""
         assert self.window is not None
         self.window.push(None, restart)
-        mean = self.residual.step
+        mean = self.residual.start
         noisy = self.window.average(residual_max, out=mean)
         if noisy is None:
             return
@@ -515,7 +542,7 @@ class StepDriver(Driver):
 
     def bytes(self) -> int:
         """Memory of rows and points, with the pair that is being measured."""
-        vectors = self.residual.point, self.residual.step, self.gradient
+        vectors = self.residual.point, self.residual.start, self.gradient
         return super().bytes() + sum(part.nbytes for vector in vectors for part in vector)
 
     def shapes(self) -> Shapes:
