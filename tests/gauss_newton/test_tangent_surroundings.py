@@ -253,3 +253,18 @@ def test_samples_of_a_step_that_failed_do_not_serve_the_next_one():
     model(X).square().mean().backward()
     optimizer.step()
     assert optimizer.stats.counts["skipped_no_objective"] == 1
+
+
+def test_an_objective_that_was_set_in_a_closure_that_failed_does_not_serve_the_next_step():
+    model = network()
+    optimizer, objective = GaussNewton(SGD(model.parameters(), lr=1e-3)), Objective(model, fit=Term(sine, X))
+
+    def closure():
+        optimizer.set_batch(objective)
+        raise RuntimeError("no loss today")
+
+    with pytest.raises(RuntimeError, match="no loss today"):
+        optimizer.step(closure)
+    model(X).square().mean().backward()
+    optimizer.step()
+    assert optimizer.stats.counts["skipped_no_objective"] == 1 and not optimizer.stats.counts["attempted"]

@@ -3,11 +3,11 @@
 Gains are falls of log(loss), costs are counted in gradients on all samples of a jump, never in seconds: reruns make the
 same decisions, and so do all ranks. A rate is a gain for a unit of cost.
 
-    damping = min(10^-3 blocks |r|^2, 10^-2 trace(J J')) boost      ``State.damping``
+    damping   min(10^-3 blocks loss, 10^-2 trace(J J')) boost, with the loss of the fitted samples; ``State.damping``
     blocks    rows, in multiples of those of the first jump: more of them while the loss falls less on samples that
-              are not fitted                                        ``State.adapt_rows``, ``plan_samples``
+              are not fitted; ``State.adapt_rows``, ``plan_samples``
     wait      base steps until the next jump: none while the rate of jumps is at least a fifth of that of base steps,
-              otherwise cost (1 - share) / share                    ``State.decide``
+              otherwise cost (1 - share) / share; ``State.record_jump_gain``
 """
 
 from __future__ import annotations
