@@ -10,7 +10,7 @@ from typing import Any, TypeVar, Union, get_args, get_origin, get_type_hints
 
 from .methods import METHODS
 from .runner import Spec, named
-from .screen import UserError, complain
+from .screen import BadInput, UserError, complain
 from .studies import STUDIES
 from .task import Task
 from .tasks import TASKS
@@ -18,10 +18,6 @@ from .tasks import TASKS
 ALL = "all"
 BOOLEANS = {"true": True, "yes": True, "1": True, "false": False, "no": False, "0": False}
 T = TypeVar("T")
-
-
-class BadInput(UserError, ValueError):
-    """An invalid argument on the command line; the message says what is allowed."""
 
 
 def parse_seeds(text: str) -> list[int]:

@@ -17,7 +17,7 @@ try:
     from rich.console import Console
     from tyro.conf import Positional, arg
 
-    from .screen import UserError, complain
+    from .screen import BadInput, UserError, complain
 except ImportError as error:
     raise SystemExit(f'{error}: the experiments need more packages: pip install -e ".[experiments]"') from None
 
@@ -61,8 +61,6 @@ class Options:
 
     def check(self) -> None:
         """Raise ``BadInput`` for options that cannot be meant."""
-        from .arguments import BadInput
-
         if self.processes < 1:
             raise BadInput(f"Invalid jobs: {self.jobs}. Allowed: 1 and more.")
         if not self.checkpoint_every >= 0:  # nor NaN, with which none would ever be due
@@ -263,7 +261,6 @@ class Equations(Study):
 
     def plan(self) -> "Sequence[Job]":
         """The runs; complains about damaged ones."""
-        from .arguments import BadInput
         from .equations.race import Entry, plan
         from .equations.scores import best_rates
 
@@ -352,7 +349,6 @@ class Report:
 
     def __call__(self, console: Console) -> int:
         """Carry it out; returns the exit code."""
-        from .arguments import BadInput
         from .page import show_page
         from .report import build_report
 

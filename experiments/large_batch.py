@@ -11,11 +11,11 @@ from typing import Any
 import pandas as pd
 
 from . import statistics as st
-from .arguments import BadInput
 from .claims.evidence import LEAST_SEEDS, setting, shown
 from .claims.verdict import Claim, Finding, Missing
 from .data import MissingData, load_cifar10
 from .results import Run
+from .screen import BadInput
 from .studies import Part, Study
 from .tables import framed
 

@@ -9,11 +9,10 @@ import pandas as pd
 from matplotlib.figure import Figure
 from rich.console import Console
 
-from .arguments import BadInput
 from .figures import save
 from .provenance import seed_ranges
 from .results import Run, check_writable, write_bytes
-from .screen import complain, tell
+from .screen import BadInput, complain, tell
 from .text import Table, described, distinct, wrapped
 
 COMMIT = "commit"

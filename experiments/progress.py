@@ -79,11 +79,10 @@ def shown(console: Console, jobs: Sequence[Job], results: Path) -> Iterator[Call
 
 def as_record(outcome: Outcome, results: Path) -> Record:
     """The line of JSON about an ended run."""
-    record = {"status": outcome.status, **outcome.numbers, "seconds": round(outcome.seconds, 3)}
+    record = {**outcome.job.identity, "status": outcome.status, **outcome.numbers, "done_before": outcome.done_before}
+    record.setdefault("seconds", round(outcome.seconds, 3))  # those of an equation are the time that it was given
     folder = outcome.job.folder(results)
-    place = {"folder": str(folder)} if folder.is_dir() else {}
-    # The seconds of an equation are those that it was given.
-    return {**record, **outcome.job.identity, "done_before": outcome.done_before, **place}
+    return record | ({"folder": str(folder)} if folder.is_dir() else {})
 
 
 class Bars:

@@ -13,6 +13,10 @@ class UserError(Exception):
     """An error that users can fix: it is printed without a traceback."""
 
 
+class BadInput(UserError, ValueError):
+    """An invalid argument on the command line; the message says what is allowed."""
+
+
 def complain(*messages: str) -> None:
     """Print to standard error without wrapping, so that other programs can read it."""
     for message in messages:

@@ -13,12 +13,13 @@ from torch.optim import Adam
 
 from torch_anderson import GaussNewton, Objective
 
-from ..arguments import BadInput, available, chosen
+from ..arguments import available, chosen
 from ..jobs import ARRAYS, Race, counters
 from ..methods import SOLVERS, Method
 from ..optimizers import missing
 from ..results import Record
 from ..runner import isolated
+from ..screen import BadInput
 from ..solvers.loops import traced_closures
 from .case import Problem
 from .clock import Clock, Spent

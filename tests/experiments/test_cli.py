@@ -17,13 +17,14 @@ import pytest
 from rich.console import Console
 
 from experiments import cli, runner
-from experiments.arguments import BadInput, parse_seeds, parse_value, specs, variations
+from experiments.arguments import parse_seeds, parse_value, specs, variations
 from experiments.cli import main
 from experiments.data import MissingData
 from experiments.methods import METHODS
 from experiments.progress import Bars
 from experiments.results import METRICS, PROGRESS, SUMMARY, load_run, write_json
 from experiments.runner import Spec
+from experiments.screen import BadInput
 from experiments.studies import STUDIES
 from experiments.tasks import TASKS
 

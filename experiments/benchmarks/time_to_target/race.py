@@ -9,13 +9,13 @@ from typing import Any
 import pandas as pd
 from rich.console import Console
 
-from experiments.arguments import BadInput, available, chosen
+from experiments.arguments import available, chosen
 from experiments.jobs import unfinished
 from experiments.page import write_page
 from experiments.progress import estimate_one
 from experiments.results import Run, check_writable, load_run
 from experiments.runner import Spec
-from experiments.screen import duration, show_table, tell
+from experiments.screen import BadInput, duration, show_table, tell
 
 from .calibration import calibration, settings
 from .field import BASE, SETTINGS, TUNING_SEEDS, entrants, missing_data, scaled, tuning_specs
