@@ -104,6 +104,8 @@ class TextbookAnderson:
 
     def step(self, closure: Callable | None = None, loss_fn: Callable | None = None):
         """One base step, then whatever is due after it; or a jump that is taken back instead of it."""
+        if self._by_gradient() and isinstance(self.base, LBFGS):
+            return self.base.step(closure)  # its pairs would be wrong after a jump
         w, rate, measured = self._read(), self._rate(), self._measured(self.k + 1)
         if self._by_gradient():
             loss = closure() if closure else None
@@ -284,10 +286,8 @@ class TextbookAnderson:
         return "accepted" if candidate_loss < plain_loss else "loss"
 
     def _by_gradient(self) -> bool:
-        """Whether the next gradient decides on jumps: LBFGS and bases of unknown weight decay have none to compare."""
-        decays = any(group.get("weight_decay") for group in self._groups())
-        known = isinstance(self.base, (*COUPLED_DECAY, AdamW, Rprop)) or not decays
-        return self.safeguard == "gradient" and known and not isinstance(self.base, LBFGS)
+        """Whether the next gradient decides on jumps."""
+        return self.safeguard == "gradient"
 
     def _gradient(self, w: Tensor) -> Tensor | None:
         """The gradient of what the base descends, where w decays as a part of it."""
@@ -330,7 +330,8 @@ class TextbookAnderson:
         If that is longer than the jump, other weights were loaded: all stays, and nothing is known there.
         """
         jump, written = candidate - plain, now - candidate
-        across = written - written @ jump / (jump @ jump) * jump
+        parts = zip(map(torch.flatten, self._split(jump)), map(torch.flatten, self._split(written)), strict=True)
+        across = torch.cat([e - (e @ j / (j @ j) if j.any() else 0.0) * j for j, e in parts])
         if written.norm() > 1.5 * jump.norm():
             self.last["cause"] = "outside_write"
             self.window = []

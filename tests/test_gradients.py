@@ -286,3 +286,27 @@ def test_asymmetry_tells_noise_from_a_smooth_loss(noise, expected):
         rows, slots = rows_of(pairs, size=4)
         found.append(Secants((rows @ rows.T).tolist(), slots).asymmetry(3))
     assert sum(found) / len(found) == pytest.approx(expected, abs=0.12)
+
+
+@pytest.mark.parametrize(("clip", "seed"), [(1.0, 2), (0.1, 2), (0.1, 4)])
+def test_gradient_clipping_does_not_hide_a_bad_jump(clip, seed):
+    """A clipped gradient has a slope that is too small: jumps that multiplied the loss by 200 were accepted."""
+
+    def last_losses(optimizer_of):
+        generator = torch.Generator().manual_seed(seed + 1000)
+        inputs = torch.randn(128, 6, generator=generator)
+        targets = torch.sin(inputs @ torch.randn(6, 1, generator=generator))
+        targets += 0.1 * torch.randn(128, 1, generator=generator)
+        torch.manual_seed(seed)
+        model = nn.Sequential(nn.Linear(6, 16), nn.Tanh(), nn.Linear(16, 1))
+        optimizer, losses = optimizer_of(optim.Adam(model.parameters(), lr=5e-4)), []
+        for _ in range(120):
+            optimizer.zero_grad()
+            loss = mse_loss(model(inputs), targets)
+            loss.backward()
+            nn.utils.clip_grad_norm_(model.parameters(), clip)
+            optimizer.step()
+            losses.append(loss.item())
+        return sorted(losses[-10:])[5]
+
+    assert last_losses(Anderson) <= 1.05 * last_losses(lambda base: base)

@@ -172,3 +172,45 @@ def test_a_jump_that_overflows_in_the_type_of_the_weights_is_not_made(dtype, res
         assert w.isfinite().all()
     found = optimizer.stats.counts  # rounded to float16, some slopes rise towards the jump
     assert found["rejected_nonfinite"] + found["skipped_no_descent"] > 0
+
+
+class OwnDecay(optim.Optimizer):
+    """Normalised steps and decoupled decay, as of an optimizer that the library does not know."""
+
+    def __init__(self, params, lr):
+        super().__init__(params, {"lr": lr, "weight_decay": 0.01})
+
+    @torch.no_grad()
+    def step(self, closure=None):
+        for group in self.param_groups:
+            for p in group["params"]:
+                p.mul_(1 - group["lr"] * group["weight_decay"]).sub_(group["lr"] * p.grad.sign())
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_the_gradient_also_decides_where_the_bases_decay_is_unknown(seed):
+    """The paper's residuals, the steps' signs, say nothing about the loss there, which rose by a factor of 10^5."""
+    ours = losses(seed, lambda params: Anderson(OwnDecay(params, lr=1e-3), residual="step"), steps=400)
+    alone = losses(seed, lambda params: OwnDecay(params, lr=1e-3), steps=400)
+    assert median(ours[-21:]) <= 1.05 * median(alone[-21:])
+
+
+def test_lbfgs_makes_plain_steps(caplog):
+    torch.manual_seed(0)
+    model = nn.Linear(3, 1)
+    twin = nn.Linear(3, 1)
+    twin.load_state_dict(model.state_dict())
+    x = torch.randn(20, 3)
+    for each, wrap in ((model, lambda base: Anderson(base, residual="step")), (twin, lambda base: base)):
+        optimizer = wrap(optim.LBFGS(each.parameters(), max_iter=2))
+
+        def closure(each=each, optimizer=optimizer):
+            optimizer.zero_grad()
+            loss = mse_loss(each(x), x.sum(1, keepdim=True).sin())
+            loss.backward()
+            return loss
+
+        for _ in range(5):
+            optimizer.step(closure)
+    assert torch.equal(model.weight, twin.weight)
+    assert "keeps pairs" in caplog.text

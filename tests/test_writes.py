@@ -263,6 +263,26 @@ def test_a_refused_jump_of_gradients_takes_back_what_a_write_left_of_it(w):
     assert moved(optimizer, w, (100 * jump).tolist()) == pytest.approx(plain.tolist())
 
 
+def test_a_write_that_cuts_a_jump_off_in_one_parameter_leaves_nothing_of_it_in_another():
+    """With one decomposition for all parameters, half of the jump of both would stay, with opposite signs."""
+    pair = [nn.Parameter(torch.zeros(1, dtype=torch.float64)) for _ in range(2)]
+    optimizer = Anderson(optim.SGD(pair, lr=1.0), residual="step", period=2, regularization=0.0)
+
+    def step(gradient):
+        for p in pair:
+            p.grad = torch.full_like(p, gradient)
+        optimizer.step()
+
+    step(-1.0)
+    step(-0.5)
+    assert [p.item() for p in pair] == pytest.approx([2.0, 2.0])  # a jump from 3/2, as above
+    with torch.no_grad():
+        pair[0].clamp_(max=1.5)
+    step(3.0)
+    assert optimizer.stats.counts["rejected_gradient"] == 1
+    assert [p.item() for p in pair] == pytest.approx([1.5, 1.5])
+
+
 def test_jumps_come_to_rest_under_writes():
     """On Rosenbrock's function nearly all are refused where weights decay strongly between steps: few are attempted."""
     params, loss_of_weights = rosenbrock(0)

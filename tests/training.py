@@ -87,7 +87,7 @@ FEW_BASES = {
 
 def left_alone(optimizer):
     """Whether the base makes plain steps, because jumps would falsify what it knows."""
-    return isinstance(optimizer.base, torch.optim.LBFGS) and getattr(optimizer.options, "residual", None) == "gradient"
+    return isinstance(optimizer.base, torch.optim.LBFGS) and getattr(optimizer.options, "safeguard", None) == "gradient"
 
 
 def make_model(seed=0, dtype=torch.float32):

@@ -183,3 +183,18 @@ def test_writes_to_a_tensor_are_seen_without_another_trace(monkeypatch):
         true = objective.draw().loss().item()
         assert float(optimizer.step(objective)) == pytest.approx(true, rel=1e-9)
     assert len(traced) == 1
+
+
+def test_a_function_that_names_classes_of_torch_is_looked_at():
+    """``torch.Tensor`` has ``tolist`` and ``size``, as arrays have, but is none."""
+    kind = torch.Tensor
+
+    def residual(u, x):
+        assert isinstance(x, kind)
+        return u(x) - torch.sin(3 * x.sum())
+
+    model = Scaled()
+    optimizer = GaussNewton(SGD(model.parameters(), lr=0.01))
+    objective = Objective(model, fit=Term(residual, X))
+    assert [optimizer.step(objective) for _ in range(3)][-1] < 1
+    assert optimizer.stats.counts["attempted"] == 3

@@ -53,6 +53,8 @@ SHORTEST_PART, LONGEST_PART = 0.1, 0.5
 SLIGHT_WRITE = 0.1
 """Length of what other code has written to the weights of a refused jump, in units of the jump, up to which the jump is
 shortened. After longer ones, as constraints make them, shortened jumps did harm (least squares on a sphere)."""
+SAME_LENGTH = 1e-4
+"""Relative difference of the lengths of two gradients up to which both have been clipped: rounding is far below it."""
 GROWTH = 4.0
 """A jump may be this many times as long as the last accepted one."""
 MEMORY, TOO_MANY_REFUSALS, FEW_REFUSALS = 0.8, 0.4, 0.1
@@ -90,6 +92,8 @@ class GradientState:
     """How often the pending jump D was shortened."""
     descent: float = 0.0
     """-g'D at the point where D begins."""
+    longest_gradient: float = 0.0
+    """Length of the longest gradient so far: another one of just this length has been clipped."""
     reach: float = -1.0
     """D in units of the newest difference of points, once the gradient at its end is stored."""
 
@@ -166,7 +170,9 @@ class GradientDriver(Driver):
             return None
         pairs.update()
         secants = Secants(pairs.matrix, pairs.newest_first, ROUNDED_RIDGE if pairs.rounded else RIDGE)
-        if self.pending and not self.decide_pending(secants):
+        clipped = abs(secants.gradient_norm - state.longest_gradient) <= SAME_LENGTH * state.longest_gradient
+        state.longest_gradient = max(state.longest_gradient, secants.gradient_norm)
+        if self.pending and not self.decide_pending(secants, clipped):
             raise JumpRefused
         if not pairs.count or not secants.finite:
             self.forget()
@@ -230,8 +236,8 @@ class GradientDriver(Driver):
 
     # ------------------------------------------------------------------------------------------------- the decision
 
-    def decide_pending(self, secants: Secants) -> bool:
-        """Decide on the pending jump by the gradient at its end; False if it does not stay.
+    def decide_pending(self, secants: Secants, clipped: bool) -> bool:
+        """Decide on the pending jump by the gradient at its end, which may be ``clipped``; False if it does not stay.
 
         The first gradient after a jump compares slopes along the displacement of the weights, with what other code has
         written to them; after that, along the jump. Where other weights were loaded, nothing is decided: they stay, and
@@ -245,7 +251,7 @@ class GradientDriver(Driver):
             return True
         slope = state.reach * secants.slope
         descent = state.descent if state.tries else secants.slope_before
-        if passes(slope, descent, secants.gradient_norm, record.residual_norm):
+        if passes(slope, descent, secants.gradient_norm, record.residual_norm, clipped):
             self.accept()
             return True
         tries, written = state.tries, self.separate_writes()

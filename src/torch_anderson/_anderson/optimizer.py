@@ -16,7 +16,6 @@ from .._options import Options, choice, integer, invalid, process_group_or_none,
 from .._tensors.evaluate import LossFn
 from .average import MovingAverage
 from .gradient import GradientDriver
-from .residuals import unusable_gradients
 from .step import StepDriver
 from .storage import Storage
 
@@ -98,8 +97,7 @@ class Anderson(WrappedOptimizer):
         safeguard: test of a jump. ``"gradient"``: by the next gradient. With ``residual="step"`` also:
             ``"residual"``, the paper's: the residual at the next step must be smaller, or step and jump are undone;
             ``"loss"``: a lower loss than after the plain step, by the ``loss_fn`` given with the step (2 forward
-            passes). ``"auto"``: ``"gradient"``; with steps of a base whose gradients cannot be used, such as LBFGS,
-            ``"residual"``. ``None``: no test.
+            passes). ``"auto"``: ``"gradient"``. ``None``: no test.
         store_period: q, base steps between two stored pairs; a step that may jump always stores. This
             option and those down to ``max_jump`` are for ``residual="step"``.
         relaxation: beta, how far to go towards the accelerated weights.
@@ -157,10 +155,7 @@ class Anderson(WrappedOptimizer):
             process_group=process_group,
         )
         super().__init__(base, options)
-        by_residual = options.safeguard == "residual" or (
-            residual == "step" and options.safeguard == "gradient" and unusable_gradients(base) is not None
-        )
-        if by_residual and any(isinstance(part, Optimizer) for part in vars(base).values()):
+        if options.safeguard == "residual" and any(isinstance(part, Optimizer) for part in vars(base).values()):
             allowed = f"'loss' or None with {type(base).__name__}, whose inner optimizer cannot be restored"
             raise invalid("safeguard", options.safeguard, allowed)
 

@@ -156,7 +156,8 @@ class GradientResidual:
 
     Groups may have different learning rates. Both are then scaled, w / root and g root, as if all groups had the same
     rate and the function were another one: the metric is that of the base's steps. A group whose rate is 0, or next to
-    nothing, is not moved. Without ``scaled``, both are read as they are.
+    nothing, is not moved. Without ``scaled``, both are read as they are, and unknown weight decay is left out: the
+    gradient is to decide on a jump, not to find the minimum.
     """
 
     def __init__(self, base: Optimizer, space: Space, scaled: bool = True):
@@ -174,7 +175,8 @@ class GradientResidual:
     def read(self, point: Vector, gradient: Vector) -> Reading:
         """Read w and g, unless there is no gradient, or not of a function that has its minimum where the base ends."""
         space, groups = self._space, [group for group in self._base.param_groups if takes_part(group)]
-        if reason := unusable_gradients(self._base):
+        reason = unusable_gradients(self._base)
+        if reason is Reading.OWN_PAIRS or (reason and self._scaled):
             return reason
         if space.ranks.size == 1 and all(p.grad is None for p in space.params):
             return Reading.NO_GRADIENT

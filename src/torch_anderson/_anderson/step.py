@@ -41,7 +41,7 @@ from .._tensors.members import all_parameters
 from .average import Window
 from .least_squares import Coefficients, solve
 from .pairs import Pairs
-from .residuals import GradientResidual, Reading, StepResidual, largest_entry, unusable_gradients
+from .residuals import WHY_PLAIN, GradientResidual, Reading, StepResidual, largest_entry, unusable_gradients
 from .snapshot import Snapshot, group_values, restore_groups
 from .storage import Storage
 from .trial import FARTHEST, LOADED, Trial, passes
@@ -197,10 +197,8 @@ class StepDriver(Driver):
         self.storage = options.storage or Storage()
         super().__init__(base, options, self.storage.shard)
         self.state = StepState()
-        self.by_gradient = options.safeguard == "gradient" and unusable_gradients(base) is None
-        """Whether the next gradient decides on jumps ..."""
-        self.by_residual = options.safeguard == "residual" or (options.safeguard == "gradient" and not self.by_gradient)
-        """... or the next residual."""
+        self.by_gradient, self.by_residual = options.safeguard == "gradient", options.safeguard == "residual"
+        """Whether the next gradient decides on jumps, or the next residual."""
         self.snapshot = Snapshot()
         """The base's state at a jump that waits for the next residual."""
         self._version: int | None = None
@@ -220,6 +218,9 @@ class StepDriver(Driver):
 
     def step(self, base_step: BaseStep) -> Any:
         """Make one base step, then store, jump and average as due."""
+        if self.by_gradient and unusable_gradients(self.base) is Reading.OWN_PAIRS:
+            self.tell_once(WHY_PLAIN[Reading.OWN_PAIRS].format(name=type(self.base).__name__))
+            return base_step()[0]
         if not self.state.k:
             self.space.note_gradients()  # refuses sparse ones, even if nothing is measured yet
         self.notice_outside_writes()

@@ -24,9 +24,12 @@ FARTHEST = 1.5
 Writes of constraints are about as long as the jump that they cut off."""
 
 
-def passes(slope: float, descent: float, norm: float, norm_before: float) -> bool:
-    """Whether a displacement D lowers the loss, by the gradients at its ends: slope g'D there, descent -g D here."""
-    return slope <= FLATTER * descent and norm <= STEEPER * norm_before
+def passes(slope: float, descent: float, norm: float, norm_before: float, clipped: bool = False) -> bool:
+    """Whether a displacement D lowers the loss, by the gradients at its ends: slope g'D there, descent -g D here.
+
+    ``clipped``: the gradient there has been shortened, so that its slope is too small by an unknown factor.
+    """
+    return slope <= (0.0 if clipped else FLATTER * descent) and norm <= STEEPER * norm_before
 
 
 class Trial:
@@ -44,24 +47,29 @@ class Trial:
     def separate_writes(self, present: Vector) -> float:
         """Add to the plain point what other code has written to the weights since the jump, and measure it.
 
-        The ``present`` weights are the plain point + t J + e, J the jump from there, which ``candidate`` then holds,
-        and e orthogonal to J, which ``present`` then holds. They have to lose t J, not J: a write such as
-        ``w.mul_(0.999)`` changes a long jump by more than it would change the plain point. Returns the length of the
-        write, |(t - 1) J + e| / |J|.
+        The ``present`` weights of each parameter are the plain point + t J + e, J the jump from there, which
+        ``candidate`` then holds, and e orthogonal to J, which ``present`` then holds. They have to lose t J, not J: a
+        write such as ``w.mul_(0.999)`` changes a long jump by more than it would change the plain point. Returns the
+        length of the write, |(t - 1) J + e| / |J| over all parameters.
         """
-        moves = list(zip(present, self.candidate, self.plain, strict=True))
-        for w, candidate, plain in moves:
+        blocks, products = self._space.blocks, []
+        for block, w, candidate, plain in zip(blocks, present, self.candidate, self.plain, strict=True):
             w.sub_(candidate)
             candidate.sub_(plain)
-        products = [torch.stack([w @ w, w @ j.to(w), (j @ j).to(w)]) for w, j, _ in moves]
-        written_sq, along, jump_sq = self._space.add_up(products).tolist()
+            pieces = zip(block.pieces(w), block.pieces(candidate), strict=True)
+            sums = [torch.stack([a @ a, a @ j.to(a), (j @ j).to(a)]) for a, j in pieces]
+            products.append(block.copy_weight * torch.stack(sums).double().cpu())
+        totals = self._space.ranks.sum(torch.cat(products))
+        written_sq, _, jump_sq = totals.sum(0).tolist()
         if not written_sq:
             return 0.0
         if not jump_sq:
             return inf
-        part = along / jump_sq
-        for w, j, plain in moves:
-            plain.add_(w.sub_(j, alpha=part))
+        parts = iter((totals[:, 1] / totals[:, 2]).nan_to_num(0.0, 0.0, 0.0).tolist())  # t - 1 of each parameter
+        for block, w, jump, plain in zip(blocks, present, self.candidate, self.plain, strict=True):
+            for e, j, part in zip(block.pieces(w), block.pieces(jump), parts, strict=False):
+                e.sub_(j, alpha=part)
+            plain.add_(w)
         return sqrt(written_sq / jump_sq)
 
     def vectors(self) -> Vectors:

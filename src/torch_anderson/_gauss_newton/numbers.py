@@ -73,7 +73,7 @@ class _Search:
             self.numbers.append(len(value))
             for part in list(value.values() if isinstance(value, dict) else value)[:FEW]:
                 self.look(part, names, depth + 1)
-        elif hasattr(value, "tolist"):  # a number or an array of NumPy
+        elif hasattr(value, "tolist") and not isinstance(value, type):  # a number or an array of NumPy
             self.numbers.append(value.tolist() if getattr(value, "size", FEW + 1) <= FEW else id(value))
         elif not _foreign(value if isinstance(value, (type, ModuleType)) else type(value)):
             called = vars(type(value)).get("__call__")
