@@ -78,16 +78,6 @@ def test_its_steps_are_judged_by_gradients(base):
     assert found["accepted"] + found["rejected_gradient"] + found["skipped_no_descent"] > 0
 
 
-@pytest.mark.parametrize("base", [lookahead, schedule_free])
-def test_weight_decay_of_such_a_base_leaves_no_test_of_its_steps(base):
-    """How it applies its weight decay is unknown, so that gradients cannot be used."""
-    inner = base(make_model().parameters())
-    for group in inner.param_groups:
-        group["weight_decay"] = 0.1
-    with pytest.raises(ValueError, match=r"Invalid safeguard: 'gradient'\..*inner optimizer"):
-        Anderson(inner, residual="step")
-
-
 # ------------------------------------------------------------------------------- wrapped and unwrapped
 
 

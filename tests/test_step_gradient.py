@@ -142,16 +142,18 @@ class Unknown(optim.Optimizer):
                 p.sub_(p.grad, alpha=group["lr"])
 
 
-def test_the_residual_decides_where_gradients_cannot_be_used():
-    """A residual of 0.4 passes, which is shorter than 1/2, although the slope is above 0.3 of the descent."""
+@pytest.mark.parametrize(("safeguard", "gradient", "cause"), [
+    ("auto", 0.14, "accepted"),
+    ("auto", 0.4, "rejected_gradient"),
+    ("residual", 0.4, "accepted"),  # the residual is shorter than 1/2, whatever the slope
+    ("residual", 0.6, "rejected_residual"),
+])  # fmt: skip
+def test_the_gradient_decides_with_a_base_of_unknown_decay_unless_the_residual_is_asked_to(safeguard, gradient, cause):
     w = nn.Parameter(torch.zeros(1, dtype=torch.float64))
-    optimizer = Anderson(Unknown([w], lr=1.0), residual="step", period=2, regularization=0.0)
-    assert moved(optimizer, w, -1.0, -0.5, 0.4) == pytest.approx(1.6)
-    assert counts(optimizer)["accepted"] == 1
-    w = nn.Parameter(torch.zeros(1, dtype=torch.float64))
-    optimizer = Anderson(Unknown([w], lr=1.0), residual="step", period=2, regularization=0.0)
-    assert moved(optimizer, w, -1.0, -0.5, 0.6) == pytest.approx(1.5)
-    assert counts(optimizer)["rejected_residual"] == 1
+    base = Unknown([w], lr=1.0)
+    optimizer = Anderson(base, residual="step", period=2, regularization=0.0, safeguard=safeguard)
+    assert moved(optimizer, w, -1.0, -0.5, gradient) == pytest.approx(2 - gradient if cause == "accepted" else 1.5)
+    assert counts(optimizer)[cause] == 1
 
 
 # --------------------------------------------------------------------------- jumps beyond the numbers of the weights
