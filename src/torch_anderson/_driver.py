@@ -218,13 +218,7 @@ class Driver(ABC):
 
     def report(self, record: JumpRecord) -> None:
         """Keep a record, and hand it to hooks and log."""
-        self.stats.describe = lambda: record
-        self.publish()
-
-    def publish(self) -> None:
-        """Hand the latest record to hooks and log."""
-        record = self.stats.latest
-        assert record is not None
+        self.stats.latest = record
         logger.debug("%s", record)
         for hook in self.hooks.values():
             hook(record)

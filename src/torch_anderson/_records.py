@@ -117,18 +117,10 @@ class Stats:
 
     counts: Counter[str] = field(default_factory=Counter)
     history_bytes: int = 0
-    describe: Callable[[], JumpRecord] | None = field(default=None, repr=False)
-    """Computes ``latest``, once, when it is asked for."""
+    latest: JumpRecord | None = field(default=None, repr=False)
+    """The latest acceleration."""
     gauges: Callable[[], dict[str, float]] = field(default=dict, repr=False)
     """Settings that the accelerator adapts, by name."""
-    _latest: JumpRecord | None = field(default=None, repr=False)
-
-    @property
-    def latest(self) -> JumpRecord | None:
-        """The latest acceleration."""
-        if self.describe:
-            self._latest, self.describe = self.describe(), None
-        return self._latest
 
     def counters(self) -> list[float]:
         """All counters, in the order of ``COUNTS``."""

@@ -19,9 +19,7 @@ Notation and equations are in ``jump``: r is ``rhs``, J is ``rows``, d is ``jump
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Sequence
-from functools import partial
 from math import sqrt
 from typing import Any
 
@@ -30,7 +28,7 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from .._calls import BaseStep
-from .._driver import Driver, logger
+from .._driver import Driver
 from .._ranks.placement import is_dtensor
 from .._ranks.ranks import world_size
 from .._records import JumpRecord
@@ -238,9 +236,7 @@ class GaussNewtonDriver(Driver):
         counts["extra_evaluations"] += len(search.trials)
         norms = sqrt(max(model.fitted_loss, 0.0)), sqrt(max(curve.promised, 0.0))
         length = float(curve.jump.norm())
-        self.stats.describe = partial(JumpRecord, self.state.steps, *norms, rows, rows, length, cause=cause)
-        if self.hooks or logger.isEnabledFor(logging.DEBUG):
-            self.publish()
+        self.report(JumpRecord(self.state.steps, *norms, rows, rows, length, cause=cause))
 
     # --------------------------------------------------------------------------------------------------- residuals
 
