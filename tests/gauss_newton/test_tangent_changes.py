@@ -397,3 +397,23 @@ def test_inference_mode_is_named():
     objective = Objective(network(), fit=Term(misfit, (X, SINE)))
     with torch.inference_mode(), pytest.raises(RuntimeError, match="inference_mode"):
         trained(objective, 1)
+
+
+@pytest.mark.parametrize("seed", range(2))
+def test_a_clamp_after_each_step_leaves_it_about_as_good_as_its_base(seed):
+    """Jumps fit the data with larger weights than the clamp leaves: what it took back counted as their gain."""
+    x = torch.linspace(-1, 1, 60, dtype=torch.float64).reshape(-1, 1)
+
+    def last_loss(optimizer_of):
+        torch.manual_seed(seed)
+        model = nn.Sequential(nn.Linear(1, 12), nn.Tanh(), nn.Linear(12, 1)).double()
+        objective = Objective(model, fit=Term(lambda u, x: u(x) - torch.sin(4 * x.sum()), x))
+        optimizer = optimizer_of(torch.optim.Adam(model.parameters(), lr=1e-2))
+        for _ in range(200):
+            optimizer.step(objective)
+            with torch.no_grad():
+                for p in model.parameters():
+                    p.clamp_(-0.8, 0.8)
+        return float(objective())
+
+    assert last_loss(GaussNewton) <= 3 * last_loss(lambda base: base)

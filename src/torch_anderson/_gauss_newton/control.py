@@ -101,6 +101,8 @@ class State:
     """Base steps to make after the last jump, before the next one."""
     disturbed: bool = False
     """Whether other code has written to the parameters since the last jump, before or between base steps."""
+    end_loss: float = 0.0
+    """Loss at the end of the last jump, before other code could write to the parameters."""
     length: float = 0.125
     """Length of the last jump."""
     longer: bool = True

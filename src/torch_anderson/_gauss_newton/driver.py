@@ -158,7 +158,7 @@ class GaussNewtonDriver(Driver):
         """Measure, fit, search, decide; returns the loss before."""
         state, residuals = self.state, self.residuals_of(objective)
         plan = plan_samples(residuals, state.whole_blocks)
-        model = self.measured(residuals, plan)
+        model, written = self.measured(residuals, plan)
         # Where a loss is steep but hardly curved, as at outliers, |r|^2 is far larger than the loss.
         scale = min(model.square, abs(model.fitted_loss))
         damping = state.damping(scale, model.trace, model.all_fitted)
@@ -175,42 +175,53 @@ class GaussNewtonDriver(Driver):
             self.stop()
         outputs = search.best.outputs if accepted else model.outputs
         objective.retain(model.batch.samples, model.batch.residual_sizes(outputs))
-        self.adapt(model, search, plan)
+        self.adapt(model, search, plan, written)
         self.record(model, search)
         block = self.space.blocks[0]
         return torch.tensor(model.loss, dtype=block.dtype, device=block.device)
 
-    def measured(self, residuals: Residuals, plan: Plan) -> Linearization:
-        """Draw samples, see what base steps have gained, and linearize the residuals."""
+    def measured(self, residuals: Residuals, plan: Plan) -> tuple[Linearization, float]:
+        """Draw samples, see what base steps have gained, and linearize the residuals.
+
+        Also returns how log(loss) fell, or rose, by what other code wrote to the weights after the last jump.
+        """
         here, samples = self.current_weights(residuals), residuals.objective.population(plan.total)
         residuals.retrace_if_needed(samples)
-        batch = residuals.batch(samples, plan.fitted)
-        if self.state.jumps and self.state.since:
-            here = self.after_base_steps(residuals, batch, here)
+        batch, state, written = residuals.batch(samples, plan.fitted), self.state, 0.0
+        if state.jumps and state.since:
+            here, written = self.after_base_steps(residuals, batch, here)
         model = measure(residuals, batch, here, self.memory)
         if residuals.retrace_if_wrong(here, samples, model.outputs):
             model = measure(residuals, batch, here, self.memory)
-        return model
+        if state.jumps and not state.since and not torch.equal(here, self.space.gather(self.weights, residuals.params)):
+            written = fall(state.end_loss, model.loss)
+        return model, written
 
-    def after_base_steps(self, residuals: Residuals, batch: Batch, now: Tensor) -> Tensor:
+    def after_base_steps(self, residuals: Residuals, batch: Batch, now: Tensor) -> tuple[Tensor, float]:
         """The weights after base steps, or those before if the loss has grown too much; records what was gained.
 
-        What other code has written is not undone, and is no gain of the base.
+        What other code has written is not undone. Between base steps it counts as a part of what they gained; also
+        returns the fall of log(loss) by what was written before them.
         """
-        if not self.state.disturbed:
-            last = self.space.gather(self.weights, residuals.params)
-            losses = [batch.loss(residuals.outputs(weights, batch.samples))[0] for weights in (last, now)]
-            before, after = self.space.ranks.mean(torch.stack(losses)).tolist()
-            self.state.record_base_gain(fall(before, after) if after < torch.inf else -1.0)
-            most = before if self.state.compares else before + (UNDONE_FROM - 1) * abs(before)  # may be negative
-            if not after <= most:
-                self.write(last, residuals)
-                return last
+        state, last = self.state, self.space.gather(self.weights, residuals.params)
+        losses = [batch.loss(residuals.outputs(weights, batch.samples))[0] for weights in (last, now)]
+        before, after = self.space.ranks.mean(torch.stack(losses)).tolist()
+        state.record_base_gain(fall(before, after) if after < torch.inf else -1.0)
+        if state.disturbed:
+            self.stop()
+            return now, fall(state.end_loss, before) if before < torch.inf else 0.0
+        most = before if state.compares else before + (UNDONE_FROM - 1) * abs(before)  # may be negative
+        if not after <= most:
+            self.write(last, residuals)
+            return last, 0.0
         self.stop()
-        return now
+        return now, 0.0
 
-    def adapt(self, model: Linearization, search: Search, plan: Plan) -> None:
-        """Adapt length, damping and rows to what happened, and decide who makes the next steps."""
+    def adapt(self, model: Linearization, search: Search, plan: Plan, written: float) -> None:
+        """Adapt length, damping and rows to what happened, and decide who makes the next steps.
+
+        A jump gains no more than other code leaves of it: ``written``, where the loss rose, belongs to the last one.
+        """
         state, best = self.state, search.best
         # Ranks may have other numbers of samples, but have to decide alike.
         shared = [jump_cost(model, len(search.trials)), plan.most_blocks]
@@ -224,7 +235,8 @@ class GaussNewtonDriver(Driver):
             state.refuse()
         if not model.all_fitted:
             state.adapt_rows(fitted, unseen, most_blocks)
-        state.record_jump_gain(fitted if model.all_fitted else unseen, cost)
+        state.end_loss = best.loss if search.falls else model.loss
+        state.record_jump_gain((fitted if model.all_fitted else unseen) + min(written, 0.0), cost)
 
     def record(self, model: Linearization, search: Search) -> None:
         """Count a jump, and pass it to hooks and log."""
@@ -306,6 +318,8 @@ class GaussNewtonDriver(Driver):
             params = self.space.params
             unchanged = not self.state.jumps or rounded_to(self.space.gather(self.weights, params), params)
             self.state.disturbed = not unchanged
+            if not unchanged:  # the base begins there
+                self.space.read(self.weights)
         elif self.version is not None:
             self.state.disturbed |= self.space.version() != self.version
 
