@@ -4,6 +4,7 @@ While it waits, other code may write to the weights. Such a write is never undon
 written weights.
 """
 
+from itertools import chain
 from math import inf, sqrt
 
 import torch
@@ -52,25 +53,26 @@ class Trial:
         write such as ``w.mul_(0.999)`` changes a long jump by more than it would change the plain point. Returns the
         length of the write, |(t - 1) J + e| / |J| over all parameters.
         """
-        blocks, products = self._space.blocks, []
+        blocks, sums = self._space.blocks, []
         for block, w, candidate, plain in zip(blocks, present, self.candidate, self.plain, strict=True):
             w.sub_(candidate)
             candidate.sub_(plain)
-            pieces = zip(block.pieces(w), block.pieces(candidate), strict=True)
-            sums = [torch.stack([a @ a, a @ j.to(a), (j @ j).to(a)]) for a, j in pieces]
-            products.append(block.copy_weight * torch.stack(sums).double().cpu())
-        totals = self._space.ranks.sum(torch.cat(products))
-        written_sq, _, jump_sq = totals.sum(0).tolist()
-        if not written_sq:
+            writes, jumps = block.pieces(w), block.pieces(candidate.to(w))
+            norms = [torch._foreach_norm(pieces) for pieces in (writes, jumps, torch._foreach_add(writes, jumps))]
+            squares = torch.stack([*chain.from_iterable(norms)]).double().cpu().square()
+            sums.append(block.copy_weight * squares.view(3, -1))
+        written_sq, jump_sq, moved_sq = self._space.ranks.sum(torch.cat(sums, dim=1))
+        if not written_sq.any():
             return 0.0
-        if not jump_sq:
+        if not jump_sq.any():
             return inf
-        parts = iter((totals[:, 1] / totals[:, 2]).nan_to_num(0.0, 0.0, 0.0).tolist())  # t - 1 of each parameter
+        along = (moved_sq - written_sq - jump_sq) / 2
+        parts = iter(torch.where(jump_sq > 0, along / jump_sq, 0.0).tolist())  # t - 1 of each parameter
         for block, w, jump, plain in zip(blocks, present, self.candidate, self.plain, strict=True):
-            for e, j, part in zip(block.pieces(w), block.pieces(jump), parts, strict=False):
-                e.sub_(j, alpha=part)
+            jumps = block.pieces(jump.to(w))
+            torch._foreach_sub_(block.pieces(w), torch._foreach_mul(jumps, [next(parts) for _ in jumps]))
             plain.add_(w)
-        return sqrt(written_sq / jump_sq)
+        return sqrt(float(written_sq.sum() / jump_sq.sum()))
 
     def vectors(self) -> Vectors:
         """What a checkpoint holds in the length of the parameters."""
