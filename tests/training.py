@@ -87,7 +87,9 @@ FEW_BASES = {
 
 def left_alone(optimizer):
     """Whether the base makes plain steps, because jumps would falsify what it knows."""
-    return isinstance(optimizer.base, torch.optim.LBFGS) and getattr(optimizer.options, "safeguard", None) == "gradient"
+    options = optimizer.options
+    by_gradient = "gradient" in (getattr(options, "residual", None), getattr(options, "safeguard", None))
+    return isinstance(optimizer.base, torch.optim.LBFGS) and by_gradient
 
 
 def make_model(seed=0, dtype=torch.float32):
