@@ -97,7 +97,7 @@ def measure(setting: Setting) -> list[str]:
 
 
 def alone(call: Callable[[Setting], list[str]], setting: Setting) -> list[str]:
-    """The result of a call in a process of its own, whose peak memory is that of the call."""
+    """Make a call in a separate process, whose peak memory is that of the call."""
     with get_context("spawn").Pool(1) as pool:
         return pool.apply(call, (setting,))
 

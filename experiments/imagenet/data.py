@@ -31,7 +31,7 @@ AREA, RATIO, TRIES = (0.08, 1.0), (3 / 4, 4 / 3), 10
 CENTRE = 224 / 256
 """The share of the shorter side that validation sees."""
 MEAN, DEVIATION = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
-"""Of the colours of ImageNet, from 0 to 1."""
+"""Mean and standard deviation of the colours of ImageNet, on a scale from 0 to 1."""
 Box = tuple[float, float, float, float]
 """Left, upper, right, lower."""
 logger = logging.getLogger(__name__)

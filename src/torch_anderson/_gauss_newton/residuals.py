@@ -49,7 +49,7 @@ COMPARED = 4
 ROUNDING = 3e-8
 """Largest difference between them, relative to the largest number, in float64."""
 COARSE_ROUNDING = 1e-3
-"""The same in float32."""
+"""Largest difference that counts as rounding in float32."""
 OUTSIDE = (
     "residuals depend on trained parameters that are not part of the model; make them part of it, e.g. "
     "model.viscosity = torch.nn.Parameter(...)"
